@@ -11,7 +11,7 @@ from servesim.core import BadInput
 from servesim.core.limits import DEFAULT_DRAWS, check_fraction, check_replications
 
 from . import options
-from .notes import note_uncertainty, print_warning
+from .notes import note_uncertainty, print_json, print_warning
 
 CODES = {"met": 0, "undecided": 1, "broken": 3}  # exit codes; 2 is bad input
 
@@ -49,8 +49,6 @@ def register(commands: Any) -> None:
 
 def run_check_command(args: argparse.Namespace) -> int:
     """Check, print and write the files; return the exit code of the worst verdict."""
-    import json
-
     from servesim.config.layers import assemble
     from servesim.files.terminal import screen_of
     from servesim.runs.run_warnings import scenario_warnings
@@ -69,9 +67,11 @@ def run_check_command(args: argparse.Namespace) -> int:
         check = run_check(scenario, baseline, args.subject_to, *chosen)
     if check.runs.draws:
         note_uncertainty(args, check.runs.profile)
-    for warning in scenario_warnings(scenario[0]):
-        print_warning(warning.text)
-    print(json.dumps(check.as_json(), indent=1) if args.json else check.format(screen_of(sys.stdout)))
+    print_warning(*(warning.text for warning in scenario_warnings(scenario[0])))
+    if args.json:
+        print_json(check.as_json())
+    else:
+        print(check.format(screen_of(sys.stdout)))
     if args.junit:
         write_junit(check, args.junit, args.allow_undecided)
     if args.summary:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from servesim.core.limits import check_fraction, check_replications
 
 from . import options
-from .notes import note_uncertainty
+from .notes import note_uncertainty, print_json
 
 if TYPE_CHECKING:
     from servesim.statistics.objective import Objective
@@ -48,8 +48,6 @@ def register(commands: Any) -> None:
 
 def run_compare(args: argparse.Namespace) -> int:
     """Compare and print; return 3 if a metric is outside the tolerance."""
-    import json
-
     from servesim.study.compare import compare, differences_json
     from servesim.study.compared_runs import load_runs
     from servesim.study.executor import open_executor
@@ -66,7 +64,7 @@ def run_compare(args: argparse.Namespace) -> int:
         note_uncertainty(args, profile)
     differences = compare(a, b, metrics, args.confidence)
     if args.json:
-        print(json.dumps(differences_json(a, b, differences, tolerance), indent=1))
+        print_json(differences_json(a, b, differences, tolerance))
     else:
         print_differences(args, a, b, differences)
     if args.output:

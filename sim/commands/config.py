@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from . import options
+from .notes import print_json
 
 FIRST_PRESET = "vllm-v1-0.32"  # of `sim config init`
 
@@ -26,11 +27,9 @@ def register(commands: Any) -> None:
 
 
 def print_schema(args: argparse.Namespace) -> int:
-    import json
-
     from servesim.config.schema import scenario_schema
 
-    print(json.dumps(scenario_schema(), indent=1))
+    print_json(scenario_schema())
     return 0
 
 

@@ -7,6 +7,7 @@ import sys
 from typing import Any, Optional
 
 from . import options, policies_prove
+from .notes import print_json
 
 SEEDS = 8  # random workloads per check
 
@@ -37,15 +38,13 @@ def register(commands: Any) -> None:
 
 def list_policies(args: argparse.Namespace) -> int:
     """Print one line per policy and preset, grouped by the family of their engines."""
-    import json
-
     from servesim.config.validation import VALIDATION, list_policies, list_presets
     from servesim.files.terminal import fill, two_columns
 
     lists = {"policies": list_policies(), "presets": list_presets()}
     if args.json:
         rows = {key: [entry._asdict() for entry in entries] for key, entries in lists.items()}
-        print(json.dumps(rows, indent=1))
+        print_json(rows)
         return 0
     for family, row in VALIDATION.items():
         listed = {f"{kind} {e.name}": f"{e.version}, {count_text(e.recordings)}. {e.about}"
@@ -63,13 +62,11 @@ def count_text(recordings: int) -> str:
 
 def show_policy(args: argparse.Namespace) -> int:
     """Print the fields of a policy or of a preset."""
-    import json
-
     from servesim.files.terminal import align_columns, screen_of
 
     data = describe_policy(args.policy_or_preset)
     if args.json:
-        print(json.dumps(data, indent=1, default=str))
+        print_json(data, default=str)
         return 0
     if data["preset"] is not None:
         print(f"preset {data['preset']['name']}: {data['preset']['about']}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import options
+from .notes import print_json
 
 
 def register(commands: Any) -> None:
@@ -69,7 +70,6 @@ def run_plot(args: argparse.Namespace) -> int:
 
 def run_table(args: argparse.Namespace) -> int:
     """Print the table."""
-    import json
     import math
 
     from servesim.config.user_code import use_access
@@ -86,5 +86,5 @@ def run_table(args: argparse.Namespace) -> int:
     values = [[None if level is None or math.isnan(level) else level for level in line] for line in levels]
     names = {"metric": table.metric, "rows": table.row_key, "columns": table.column_key, "others": table.fixed}
     data = {**names, "row_values": table.row_values, "column_values": table.column_values, "values": values}
-    print(json.dumps(data, indent=1))
+    print_json(data)
     return 0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from servesim.core import BadInput
 
 from . import options
-from .notes import print_note, print_warning
+from .notes import print_json, print_note, print_warning
 
 if TYPE_CHECKING:
     from servesim.config.scenario import Scenario
@@ -45,8 +45,6 @@ def register(commands: Any) -> None:
 
 def run_scenario(args: argparse.Namespace) -> int:
     """Simulate and print; return 1 if the engine got stuck."""
-    import json
-
     from servesim.files.write import open_text
     from servesim.runs.decision_log import DecisionLog
     from servesim.runs.run_folder import write_run
@@ -56,8 +54,7 @@ def run_scenario(args: argparse.Namespace) -> int:
 
     tree, scenario = options.read_scenario(args)
     trace = load_trace(scenario)
-    for remark in trace.remarks():
-        print_note(args, remark)
+    print_note(args, *trace.remarks())
     with ExitStack() as files:
         observers: list[Any] = []
         if args.decisions:
@@ -75,11 +72,13 @@ def run_scenario(args: argparse.Namespace) -> int:
         run.notes = [*warnings, *source_notes([run.profile])]  # the table prints the latter
         if args.output:  # if this fails, the other files do not appear either
             write_run(run, args.output)
-    for remark in filter(None, [*remarks_of(args, scenario), run.server.policy.remark(run.server.view.state)]):
-        print_note(args, remark)
-    for warning in warnings:
-        print_warning(warning.text)
-    print(json.dumps(run.result(), indent=1) if args.json else show_run(run, args.metric_percentiles))
+    of_policy = run.server.policy.remark(run.server.view.state)
+    print_note(args, *remarks_of(args, scenario), *([of_policy] if of_policy else []))
+    print_warning(*(warning.text for warning in warnings))
+    if args.json:
+        print_json(run.result())
+    else:
+        print(show_run(run, args.metric_percentiles))
     return 1 if run.stuck else 0
 
 

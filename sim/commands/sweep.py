@@ -16,7 +16,7 @@ from servesim.core import BadInput
 from servesim.core.errors import WorkerLost
 
 from . import options
-from .notes import note_uncertainty, print_messages, print_path, print_warning
+from .notes import note_uncertainty, print_json, print_messages, print_path, print_warning
 
 if TYPE_CHECKING:
     from servesim.study.executor import Executor
@@ -172,8 +172,6 @@ def run_and_finish(
 
 def finish(result: Result, folder: Path, args: argparse.Namespace) -> int:
     """Write the result files and print the table; return 1 if a run failed or there is no winner."""
-    import json
-
     from servesim.files.terminal import screen_of
     from servesim.runs.run_warnings import scenario_warnings
     from servesim.study.result import format_result, result_json, verdict_of_result, write_result
@@ -182,12 +180,11 @@ def finish(result: Result, folder: Path, args: argparse.Namespace) -> int:
     if len(result.failures) == result.run_count:
         print(f"sim: every run failed; the first error is: {result.failures[0]['error']}", file=sys.stderr)
         return 1
-    for warning in scenario_warnings(result.experiment.tree(0)):
-        print_warning(warning.text)
+    print_warning(*(warning.text for warning in scenario_warnings(result.experiment.tree(0))))
     write_result(result, folder)
     verdict = verdict_of_result(result)
     if args.json:
-        print(json.dumps(result_json(result, verdict), indent=1))
+        print_json(result_json(result, verdict))
     else:
         print(f"{format_result(result, args.top, screen_of(sys.stdout))}\n{verdict.text}")
     if (folder / "best.yaml").exists():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Optional
 from servesim.core import BadInput
 
 from . import options
-from .notes import print_note
+from .notes import print_json, print_note
 
 if TYPE_CHECKING:
     from servesim.traces.trace import Trace
@@ -114,8 +114,7 @@ def convert_trace(args: argparse.Namespace) -> int:
     if not args.files:
         raise BadInput("sim trace convert: expected a FILE (or --list)")
     traces = [_load(args, file) for file in args.files]
-    for remark in (remark for trace in traces for remark in trace.remarks()):
-        print_note(args, remark)
+    print_note(args, *(remark for trace in traces for remark in trace.remarks()))
     _write(args, _edit(args, traces[0] if len(traces) == 1 else merge(traces)))
     return 0
 
@@ -158,8 +157,7 @@ def synth_trace(args: argparse.Namespace) -> int:
         raise BadInput("-T: also needs -X, the request rate, e.g. -X 5 -T 300")
     workload = override({"workload": workload}, [f"workload.{setting}" for setting in args.set])["workload"]
     trace = synthesise(workload, args.seed)
-    for remark in trace.remarks():
-        print_note(args, remark)
+    print_note(args, *trace.remarks())
     _write(args, _edit(args, trace))
     return 0
 
@@ -171,18 +169,18 @@ def _contest(args: argparse.Namespace) -> dict[str, Any]:
 
 def inspect_trace(args: argparse.Namespace) -> int:
     """Print the metrics of a trace."""
-    import json
-
     from servesim.traces.describe import format_statistics, statistics
 
     if args.block_size < 1:
         raise BadInput(f"--block-size: expected at least 1 token, got {args.block_size}")
     trace = _load(args, args.file)
-    for remark in trace.remarks():
-        print_note(args, remark)
+    print_note(args, *trace.remarks())
     trace = _edit(args, trace)
     metrics = statistics(trace, args.block_size)
-    print(json.dumps(metrics, indent=1) if args.json else format_statistics(metrics))
+    if args.json:
+        print_json(metrics)
+    else:
+        print(format_statistics(metrics))
     if args.plot:
         from servesim.traces.describe import plot_trace
 
@@ -240,5 +238,4 @@ def _write(args: argparse.Namespace, trace: Trace) -> None:
     else:
         notes = export(trace, args.output, args.to)
         print_note(args, f"{args.output}: {len(trace)} requests")
-    for note in notes:
-        print_note(args, f"{args.output if to_file else 'output'}: {note}")
+    print_note(args, *(f"{args.output if to_file else 'output'}: {note}" for note in notes))
