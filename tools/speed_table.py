@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from datetime import date
-from pathlib import Path
 
 import servesim
 from generate_tables import table
@@ -52,10 +52,12 @@ def measure() -> tuple[float, float]:
 
 
 def processor() -> str:
-    """Return the processor name of this machine."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    """Return the processor name of this machine; /proc/cpuinfo has only numbers on Arm."""
+    found = ""
+    if shutil.which("lscpu"):
+        printed = subprocess.run(["lscpu"], capture_output=True, text=True, check=True).stdout
+        found = "".join(re.findall(r"^Model name: +(.+)$", printed, re.MULTILINE)[:1])
+    return found or platform.processor() or platform.machine()
 
 
 def main() -> None:

@@ -10,16 +10,8 @@ from typing import Any
 from servesim.core import BadInput
 from servesim.core.limits import DEFAULT_DRAWS, check_fraction, check_replications
 
-from .notes import note_uncertainty, print_warning
-from .options import (
-    add_executor_options,
-    add_json,
-    add_scenario_options,
-    bound,
-    draws,
-    fraction,
-    scenario_layers,
-)
+from . import options
+from .notes import note_uncertainty, print_json, print_warning
 
 CODES = {"met": 0, "undecided": 1, "broken": 3}  # exit codes; 2 is bad input
 
@@ -30,40 +22,33 @@ def register(commands: Any) -> None:
         description="Simulate a scenario several times and check its constraints. Exit code: 0 if all are met, 1 if "
         "the interval of a metric contains its limit (undecided), 3 if a constraint is broken.",
     )  # fmt: skip
-    add_scenario_options(check)
+    options.add_scenario_options(check)
     how = check.add_argument_group("check")
     how.add_argument(
-        "--subject-to", action="append", type=partial(bound, baseline=True), metavar="BOUND", required=True,
+        "--subject-to", action="append", type=partial(options.bound, baseline=True), metavar="BOUND", required=True,
         help="constraint such as 'p99_ttft_ms <= 2000'; with --baseline also 'p99_ttft_ms <= 1.05 * baseline' "
         "(repeatable)",
     )  # fmt: skip
-    how.add_argument(
-        "--baseline", metavar="FILE",
-        help="scenario to compare with, on the same random numbers; the options above apply to it too",
-    )  # fmt: skip
-    how.add_argument("--replications", type=int, default=10, metavar="N", help="replications (default 10)")
-    how.add_argument(
-        "--intervals", type=lambda text: 0 if text == "0" else draws(text), default=DEFAULT_DRAWS, metavar="N",
-        help=f"random cost models that agree with the calibration (default {DEFAULT_DRAWS}); 0: none",
-    )  # fmt: skip
-    how.add_argument(
-        "--confidence", type=fraction, default=0.95, metavar="FRACTION", help="confidence level (default 95%%)"
-    )
-    how.add_argument("--allow-undecided", action="store_true", help="exit with 0 if no constraint is broken")
+    baseline = "scenario to compare with, on the same random numbers; the options above apply to it too"
+    options.add(how, {"--baseline FILE": baseline})
+    options.add(how, {"--replications N": "replications"}, type=int, default=10)
+    options.add(how, {
+        "--intervals N": f"random cost models that agree with the calibration (default {DEFAULT_DRAWS}); 0: none",
+    }, type=lambda text: 0 if text == "0" else options.draws(text), default=DEFAULT_DRAWS)  # fmt: skip
+    options.add_confidence(how)
+    options.add(how, {"--allow-undecided": "exit with 0 if no constraint is broken"})
     out = check.add_argument_group("output")
-    out.add_argument("--junit", metavar="FILE", help="write JUnit XML: one test case per constraint")
-    out.add_argument(
-        "--summary", metavar="FILE", help="add the result as Markdown to this file, e.g. $GITHUB_STEP_SUMMARY"
-    )
-    add_json(out)
-    add_executor_options(check)
+    options.add(out, {
+        "--junit FILE": "write JUnit XML: one test case per constraint",
+        "--summary FILE": "add the result as Markdown to this file, e.g. $GITHUB_STEP_SUMMARY",
+    })  # fmt: skip
+    options.add_json(out)
+    options.add_executor_options(check)
     check.set_defaults(run=run_check_command, X=None, T=None)  # no options of the contest
 
 
 def run_check_command(args: argparse.Namespace) -> int:
     """Check, print and write the files; return the exit code of the worst verdict."""
-    import json
-
     from servesim.config.layers import assemble
     from servesim.files.terminal import screen_of
     from servesim.runs.run_warnings import scenario_warnings
@@ -75,16 +60,18 @@ def run_check_command(args: argparse.Namespace) -> int:
     check_replications(args.replications, "--replications")
     if args.baseline == "":  # a variable of a workflow that is not set: the check must not pass without its baseline
         raise BadInput("--baseline: expected a file name, got ''")
-    scenario = assemble(scenario_layers(args, args.scenario)), args.scenario or args.preset or "scenario"
-    baseline = (assemble(scenario_layers(args, args.baseline)), args.baseline) if args.baseline else None
+    scenario = assemble(options.scenario_layers(args, args.scenario)), args.scenario or args.preset or "scenario"
+    baseline = (assemble(options.scenario_layers(args, args.baseline)), args.baseline) if args.baseline else None
     with open_executor(args.executor, args.jobs, args.replications + args.intervals) as executor:
-        options = (executor, args.replications, args.intervals, args.confidence, "--subject-to")
-        check = run_check(scenario, baseline, args.subject_to, *options)
+        chosen = (executor, args.replications, args.intervals, args.confidence, "--subject-to")
+        check = run_check(scenario, baseline, args.subject_to, *chosen)
     if check.runs.draws:
         note_uncertainty(args, check.runs.profile)
-    for warning in scenario_warnings(scenario[0]):
-        print_warning(warning.text)
-    print(json.dumps(check.as_json(), indent=1) if args.json else check.format(screen_of(sys.stdout)))
+    print_warning(*(warning.text for warning in scenario_warnings(scenario[0])))
+    if args.json:
+        print_json(check.as_json())
+    else:
+        print(check.format(screen_of(sys.stdout)))
     if args.junit:
         write_junit(check, args.junit, args.allow_undecided)
     if args.summary:

@@ -10,16 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from servesim.core.limits import check_fraction, check_replications
 
-from .notes import note_uncertainty
-from .options import (
-    add_executor_options,
-    add_further_percentiles,
-    add_intervals,
-    add_json,
-    add_setting,
-    add_trust,
-    fraction,
-)
+from . import options
+from .notes import note_uncertainty, print_json
 
 if TYPE_CHECKING:
     from servesim.statistics.objective import Objective
@@ -33,40 +25,29 @@ def register(commands: Any) -> None:
         description="Compare B with A by paired differences. Scenario files run on common random numbers. They and "
         "configurations of sweeps are paired by replication, folders of single runs by batches of requests.",
     )  # fmt: skip
-    compare.add_argument(
-        "a", metavar="A",
-        help="scenario YAML file, folder of `sim run -o`, or sweep: DIR is its winner, DIR:CONFIG one configuration, "
+    options.add(compare, {
+        "A": "scenario YAML file, folder of `sim run -o`, or sweep: DIR is its winner, DIR:CONFIG one configuration, "
         "DIR:CONFIG@RATE one rate",
-    )  # fmt: skip
-    compare.add_argument("b", metavar="B", help="file or folder to compare with A, given in the same way")
-    compare.add_argument(
-        "--metric", action="append", metavar="NAME",
-        help="metric to compare (repeatable; default: makespan, output_throughput, mean TTFT, TPOT and E2EL)",
-    )  # fmt: skip
-    add_further_percentiles(compare)
-    compare.add_argument(
-        "--replications", type=int, default=10, metavar="N", help="replications of each scenario (default 10)"
-    )
-    compare.add_argument(
-        "--confidence", type=fraction, default=0.95, metavar="FRACTION", help="confidence level (default 95%%)"
-    )
-    compare.add_argument(
-        "--tolerance", type=fraction, metavar="FRACTION",
-        help="exit with 3 if the relative difference of a metric is larger, e.g. 0.05 or 5%%",
-    )  # fmt: skip
-    add_setting(compare, "override a scenario key of A and B (repeatable)")
-    add_intervals(compare, "each scenario")
-    compare.add_argument("-o", "--output", metavar="DIR", help="folder for report.html")
-    add_json(compare)
-    add_trust(compare)
-    add_executor_options(compare)
+        "B": "file or folder to compare with A, given in the same way",
+    })  # fmt: skip
+    metric = "metric to compare (repeatable; default: makespan, output_throughput, mean TTFT, TPOT and E2EL)"
+    options.add(compare, {"--metric NAME": metric}, action="append")
+    options.add_further_percentiles(compare)
+    options.add(compare, {"--replications N": "replications of each scenario"}, type=int, default=10)
+    options.add_confidence(compare)
+    limit = "exit with 3 if the relative difference of a metric is larger, e.g. 0.05 or 5%%"
+    options.add(compare, {"--tolerance FRACTION": limit}, type=options.fraction)
+    options.add_setting(compare, "override a scenario key of A and B (repeatable)")
+    options.add_intervals(compare, "each scenario")
+    options.add(compare, {"-o, --output DIR": "folder for report.html"})
+    options.add_json(compare)
+    options.add_trust(compare)
+    options.add_executor_options(compare)
     compare.set_defaults(run=run_compare)
 
 
 def run_compare(args: argparse.Namespace) -> int:
     """Compare and print; return 3 if a metric is outside the tolerance."""
-    import json
-
     from servesim.study.compare import compare, differences_json
     from servesim.study.compared_runs import load_runs
     from servesim.study.executor import open_executor
@@ -76,14 +57,14 @@ def run_compare(args: argparse.Namespace) -> int:
     check_replications(args.replications, "--replications")
     metrics = metrics_of(args)
     with open_executor(args.executor, args.jobs, args.replications + draws) as executor:
-        options = (args.set, args.replications, executor, draws, percentiles)
-        a, b = (load_runs(source, *options) for source in (args.a, args.b))
+        chosen = (args.set, args.replications, executor, draws, percentiles)
+        a, b = (load_runs(source, *chosen) for source in (args.a, args.b))
     simulated = {str(runs.profile): runs.profile for runs in (a, b) if runs.simulated}
     for profile in simulated.values() if draws else ():
         note_uncertainty(args, profile)
     differences = compare(a, b, metrics, args.confidence)
     if args.json:
-        print(json.dumps(differences_json(a, b, differences, tolerance), indent=1))
+        print_json(differences_json(a, b, differences, tolerance))
     else:
         print_differences(args, a, b, differences)
     if args.output:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from . import options
+from .notes import print_json
+
 FIRST_PRESET = "vllm-v1-0.32"  # of `sim config init`
 
 
@@ -17,20 +20,16 @@ def register(commands: Any) -> None:
     validate.add_argument("files", nargs="+", metavar="FILE", help="scenario YAML file")
     validate.set_defaults(run=validate_files)
     start = actions.add_parser("init", help="write a first scenario file")
-    start.add_argument("file", nargs="?", metavar="FILE", help="file to write (default: standard output)")
-    start.add_argument(
-        "--preset", default=FIRST_PRESET, metavar="NAME",
-        help=f"preset whose settings the file has; `sim policies list` lists them (default {FIRST_PRESET})",
-    )  # fmt: skip
+    options.add(start, {"FILE": "file to write (default: standard output)"}, nargs="?")
+    preset = "preset whose settings the file has; `sim policies list` lists them"
+    options.add(start, {"--preset NAME": preset}, default=FIRST_PRESET)
     start.set_defaults(run=write_start)
 
 
 def print_schema(args: argparse.Namespace) -> int:
-    import json
-
     from servesim.config.schema import scenario_schema
 
-    print(json.dumps(scenario_schema(), indent=1))
+    print_json(scenario_schema())
     return 0
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from servesim.core import BadInput
 
-from .options import add_setting, add_trust
+from . import options
 
 
 def register(commands: Any) -> None:
@@ -22,13 +22,13 @@ def register(commands: Any) -> None:
         "scenario", nargs="?", metavar="FILE",
         help="scenario YAML file, or an llm-serving configuration (default: a vLLM server on an H200)",
     )  # fmt: skip
-    explore.add_argument("--preset", metavar="NAME", help="preset to start from, with the requests of FILE")
-    add_setting(explore, "first value of a control, e.g. policy.max_num_seqs=64 (repeatable)")
-    add_trust(explore)
+    options.add(explore, {"--preset NAME": "preset to start from, with the requests of FILE"})
+    options.add_setting(explore, "first value of a control, e.g. policy.max_num_seqs=64 (repeatable)")
+    options.add_trust(explore)
     server = explore.add_argument_group("server")
-    server.add_argument("--port", type=int, default=0, metavar="N", help="port of 127.0.0.1 (default: a free one)")
-    server.add_argument("--no-browser", action="store_true", help="print the address, open no browser")
-    server.add_argument("-j", "--jobs", type=int, metavar="N", help="worker processes (default: one per core)")
+    options.add(server, {"--port N": "port of 127.0.0.1 (default: a free one)"}, type=int, default=0)
+    options.add(server, {"--no-browser": "print the address, open no browser"})
+    options.add(server, {"-j, --jobs N": "worker processes (default: one per core)"}, type=int)
     explore.set_defaults(run=explore_scenario)
 
 

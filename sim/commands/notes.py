@@ -1,4 +1,4 @@
-"""What several commands print besides their results: notes, warnings and paths."""
+"""What several commands print: JSON, and besides their results notes, warnings and paths."""
 
 from __future__ import annotations
 
@@ -10,15 +10,23 @@ if TYPE_CHECKING:
     from servesim.config.exported import Exported
 
 
-def print_note(args: argparse.Namespace, text: str) -> None:
-    """Print a note for the user on standard error, unless --quiet."""
-    if not args.quiet:
+def print_json(value: Any, **how: Any) -> None:
+    """Print a result as JSON; `how` is what `json.dumps` needs."""
+    import json
+
+    print(json.dumps(value, indent=1, **how))
+
+
+def print_note(args: argparse.Namespace, *texts: str) -> None:
+    """Print notes for the user on standard error, unless --quiet."""
+    for text in () if args.quiet else texts:
         print(f"sim: {text}", file=sys.stderr, flush=True)
 
 
-def print_warning(text: str) -> None:
-    """Print a warning on standard error, also with --quiet: the result may be wrong for the user's server."""
-    print(f"sim: warning: {text}", file=sys.stderr, flush=True)
+def print_warning(*texts: str) -> None:
+    """Print warnings on standard error, also with --quiet: the result may be wrong for the user's server."""
+    for text in texts:
+        print(f"sim: warning: {text}", file=sys.stderr, flush=True)
 
 
 def print_messages(exported: Exported) -> None:

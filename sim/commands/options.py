@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union, get_type_hints
 
 from servesim.core import BadInput
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from servesim.config.layers import Layer
     from servesim.config.scenario import Scenario
 
+FORMAT_HELP = "trace format, see `sim trace convert --list` (default: detected)"
 MODEL_HELP = "model, for profile.yaml: a name, or a folder or config.json of Hugging Face, which has its sizes"
 SERVERS = tuple(dict.fromkeys(server for server in FAMILIES.values() if server is not None))  # of `sim export`
 
@@ -30,35 +31,39 @@ def leaf_commands(parser: Any) -> Iterator[Any]:
         yield from leaf_commands(inner)
 
 
+def add(group: Any, table: Mapping[str, str], **how: Any) -> None:
+    """Add arguments from a table as the help shows it: `-o, --output DIR` -> what it means.
+
+    An option without a metavar is a switch; a metavar alone is an argument without an option. `how` is what argparse
+    needs for all of them. A default is added to the text, unless the text has one.
+    """
+    for names, text in table.items():
+        *short, last = names.split(", ")
+        name, _, metavar = last.partition(" ")
+        if not name.startswith("-"):
+            flags, keys = [name.lower()], {"metavar": name}
+        else:
+            flags, keys = [*short, name], {"metavar": metavar} if metavar else {"action": "store_true"}
+        if how.get("default") and "(default" not in text:
+            text += f" (default {how['default']})"
+        group.add_argument(*flags, help=text, **{**keys, **how})
+
+
 def add_scenario_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that `scenario_layers` reads, without those of `add_contest_options`."""
     group = parser.add_argument_group("scenario")
-    group.add_argument(
-        "scenario", nargs="?", metavar="FILE", help="scenario YAML file, or a configuration of llm-serving or MindIE"
-    )
-    group.add_argument(
-        "--preset", metavar="NAME", help="preset to start from; `sim policies list` lists them (default: none)"
-    )
-    group.add_argument(
-        "--policy",
-        metavar="NAME",
-        help="policy name, or path/to/file.py:Name (default: the scenario's, else llm-serving)",
-    )
-    group.add_argument(
-        "--trace", metavar="FILE", help="trace file with the requests, instead of a workload; - reads standard input"
-    )
-    group.add_argument(
-        "--format", metavar="NAME", help="trace format, see `sim trace convert --list` (default: detected)"
-    )
-    group.add_argument(
-        "--column", action="append", default=[], metavar="FIELD=NAME",
-        help="column of the trace that holds a field, e.g. prompt=tokens_in (repeatable)",
-    )  # fmt: skip
-    group.add_argument(
-        "--profile", metavar="NAME",
-        help="step costs: bundled profile or profile folder (default: the scenario's, else ascend910b4-llama2-7b)",
-    )  # fmt: skip
-    group.add_argument("--seed", type=int, metavar="N", help="random seed of the run (default: the scenario's, else 0)")
+    file = "scenario YAML file, or a configuration of llm-serving or MindIE"
+    group.add_argument("scenario", nargs="?", metavar="FILE", help=file)
+    add(group, {
+        "--preset NAME": "preset to start from; `sim policies list` lists them (default: none)",
+        "--policy NAME": "policy name, or path/to/file.py:Name (default: the scenario's, else llm-serving)",
+        "--trace FILE": "trace file with the requests, instead of a workload; - reads standard input",
+        "--format NAME": FORMAT_HELP,
+    })  # fmt: skip
+    add_columns(group, "column of the trace that holds a field, e.g. prompt=tokens_in (repeatable)")
+    profile = "step costs: bundled profile or profile folder (default: the scenario's, else ascend910b4-llama2-7b)"
+    add(group, {"--profile NAME": profile})
+    add(group, {"--seed N": "random seed of the run (default: the scenario's, else 0)"}, type=int)
     add_setting(group, "override a scenario key, e.g. policy.max_num_seqs=64 (repeatable)")
     add_goodput(group)
     add_trust(group)
@@ -67,30 +72,31 @@ def add_scenario_options(parser: argparse.ArgumentParser) -> None:
 def add_contest_options(parser: argparse.ArgumentParser, seconds: str = "(default: 1500 / X)") -> Any:
     """Add the options of the contest's workload, and return their group. Few users need it: it is the last one."""
     group = parser.add_argument_group("llm-serving contest of 2024")
-    group.add_argument("-X", type=float, metavar="QPS", help="use the contest's workload, with QPS requests per second")
-    group.add_argument("-T", type=float, metavar="S", help=f"with -X: seconds of the workload {seconds}")
+    add(group, {
+        "-X QPS": "use the contest's workload, with QPS requests per second",
+        "-T S": f"with -X: seconds of the workload {seconds}",
+    }, type=float)  # fmt: skip
     return group
 
 
-def add_setting(group: Any, text: str = "override a scenario key (repeatable)") -> None:
+def add_setting(group: Any, text: str = "override a scenario key (repeatable)", metavar: str = "KEY=VALUE") -> None:
     """Add --set."""
-    group.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
+    add(group, {f"--set {metavar}": text}, action="append", default=[])
+
+
+def add_columns(group: Any, text: str) -> None:
+    """Add --column, which `columns` reads."""
+    add(group, {"--column FIELD=NAME": text}, action="append", default=[])
 
 
 def add_goodput(group: Any) -> None:
     """Add --goodput, which `slo_bounds` reads."""
-    group.add_argument(
-        "--goodput", nargs="+", metavar="KEY:MS", help="SLO bounds in milliseconds, e.g. ttft:500 tpot:50 e2el:10000"
-    )
+    add(group, {"--goodput KEY:MS": "SLO bounds in milliseconds, e.g. ttft:500 tpot:50 e2el:10000"}, nargs="+")
 
 
 def add_trust(parser: Any) -> None:
     """Add --trust. Only a command with this option may load policies from files: it runs scenarios."""
-    parser.add_argument(
-        "--trust",
-        action="store_true",
-        help="also execute policy files outside the working folder; see docs/security.md",
-    )
+    add(parser, {"--trust": "also execute policy files outside the working folder; see docs/security.md"})
 
 
 def scenario_layers(args: argparse.Namespace, file: Optional[str]) -> list[Layer]:
@@ -161,22 +167,15 @@ def read_scenario(args: argparse.Namespace) -> tuple[dict[str, Any], Scenario]:
 def add_server_options(parser: Any, required: bool = False, timeout: float = 3600.0) -> Any:
     """Add the options of a running server; return their group."""
     server = parser.add_argument_group("server")
-    server.add_argument(
-        "--url", type=server_url, required=required, metavar="URL",
-        help="address of a running server, http://HOST:PORT; its key, if it needs one, is in the environment variable "
-        "SERVESIM_API_KEY",
-    )  # fmt: skip
+    url = "address of a running server, http://HOST:PORT; its key, if it needs one, is in the environment variable"
+    add(server, {"--url URL": f"{url} SERVESIM_API_KEY"}, type=server_url, required=required)
     server.add_argument(
         "--api", choices=("llm-serving", "openai"), required=required, default=None if required else "openai",
         help="HTTP API of the server" + ("" if required else " (default openai)"),
     )  # fmt: skip
-    server.add_argument(
-        "--served-model", metavar="NAME", help="model name on the server (default: the first one it lists)"
-    )
-    server.add_argument(
-        "--timeout", type=float, default=timeout, metavar="S",
-        help=f"seconds until a request counts as failed (default {timeout:g})",
-    )  # fmt: skip
+    add(server, {"--served-model NAME": "model name on the server (default: the first one it lists)"})
+    late = f"seconds until a request counts as failed (default {timeout:g})"
+    add(server, {"--timeout S": late}, type=float, default=timeout)
     return server
 
 
@@ -190,44 +189,32 @@ def server_url(text: str) -> str:
 def add_device_options(parser: argparse.ArgumentParser, model: Optional[str] = "tiny", required: bool = True) -> Any:
     """Add the device options and return their group; `model` is the default model."""
     group = parser.add_argument_group("device")
-    default = model or "the profile's model"
     group.add_argument(
-        "--backend",
-        choices=("kbk", "torch", "fake"),
-        required=required,
+        "--backend", choices=("kbk", "torch", "fake"), required=required,
         help="backend that runs the model calls; fake sleeps instead",
-    )
-    group.add_argument(
-        "--model",
-        default=model,
-        metavar="NAME",
-        help=f"model: llama2-7b, tiny or micro (default: {default})",
-    )
-    group.add_argument("--weights", metavar="PATH", help="weights to load (default: random weights)")
-    group.add_argument(
-        "--worker-python",
-        metavar="PATH",
-        help="Python interpreter of the worker, with the framework installed (default: this one)",
-    )
-    group.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="backend option (repeatable)")
+    )  # fmt: skip
+    default = model or "the profile's model"
+    known = f"model: llama2-7b, tiny or micro (default: {default})"
+    add(group, {"--model NAME": known}, default=model)
+    add(group, {
+        "--weights PATH": "weights to load (default: random weights)",
+        "--worker-python PATH": "Python interpreter of the worker, with the framework installed (default: this one)",
+    })  # fmt: skip
+    add(group, {"--option KEY=VALUE": "backend option (repeatable)"}, action="append", default=[])
     return group
 
 
 def add_executor_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that select where runs are computed."""
     where = parser.add_argument_group("execution")
-    where.add_argument("-j", "--jobs", type=int, metavar="N", help="worker processes (default: one per core)")
-    where.add_argument(
-        "--executor", default="local", metavar="WHERE", help="`local` (default), or dask:ADDRESS of a dask scheduler"
-    )
+    add(where, {"-j, --jobs N": "worker processes (default: one per core)"}, type=int)
+    add(where, {"--executor WHERE": "`local` (default), or dask:ADDRESS of a dask scheduler"}, default="local")
 
 
 def add_intervals(group: Any, runs: str) -> None:
     """Add --intervals; `runs` says what is repeated."""
-    group.add_argument(
-        "--intervals", nargs="?", type=draws, const=DEFAULT_DRAWS, metavar="N",
-        help=f"also run {runs} with N random cost models that agree with the calibration (default {DEFAULT_DRAWS})",
-    )  # fmt: skip
+    text = f"also run {runs} with N random cost models that agree with the calibration (default {DEFAULT_DRAWS})"
+    add(group, {"--intervals N": text}, nargs="?", type=draws, const=DEFAULT_DRAWS)
 
 
 def rates(text: str) -> Any:
@@ -279,18 +266,14 @@ def bound(text: str, baseline: bool = False) -> str:
 
 def add_percentiles(group: Any) -> None:
     """Add --metric-percentiles, as `vllm bench serve` has it."""
-    group.add_argument(
-        "--metric-percentiles", type=percentiles, default=(90.0, 99.0), metavar="N,N...",
-        help="percentiles of the latencies to print and to store, e.g. 50,95,99.9 (default 90,99)",
-    )  # fmt: skip
+    text = "percentiles of the latencies to print and to store, e.g. 50,95,99.9 (default 90,99)"
+    add(group, {"--metric-percentiles N,N...": text}, type=percentiles, default=(90.0, 99.0))
 
 
 def add_further_percentiles(group: Any) -> None:
     """Add --metric-percentiles to a command that compares runs."""
-    group.add_argument(
-        "--metric-percentiles", type=percentiles, default=(), metavar="N,N...",
-        help="also compare these percentiles of the latencies, e.g. 50,95,99.9",
-    )  # fmt: skip
+    text = "also compare these percentiles of the latencies, e.g. 50,95,99.9"
+    add(group, {"--metric-percentiles N,N...": text}, type=percentiles, default=())
 
 
 def percentiles(text: str) -> tuple[float, ...]:
@@ -308,7 +291,7 @@ def percentiles(text: str) -> tuple[float, ...]:
 
 def add_json(group: Any) -> None:
     """Add --json. The command then prints one JSON document on standard output and nothing else there."""
-    group.add_argument("--json", action="store_true", help="print the result as JSON instead of text")
+    add(group, {"--json": "print the result as JSON instead of text"})
 
 
 def draws(text: str) -> int:
@@ -322,17 +305,18 @@ def draws(text: str) -> int:
 
 def add_tolerance(group: Any) -> None:
     """Add the options that check and print a comparison."""
-    group.add_argument(
-        "--tolerance", type=fraction, metavar="FRACTION",
-        help="exit with 3 if a relative error is larger, e.g. 0.05 or 5%%",
-    )  # fmt: skip
-    group.add_argument(
-        "--metrics",
+    text = "exit with 3 if a relative error is larger, e.g. 0.05 or 5%%"
+    add(group, {"--tolerance FRACTION": text}, type=fraction)
+    add(
+        group, {"--metrics NAME": "metrics that --tolerance applies to (default: those marked with * in the table)"},
         nargs="+",
-        metavar="NAME",
-        help="metrics that --tolerance applies to (default: those marked with * in the table)",
-    )
+    )  # fmt: skip
     add_json(group)
+
+
+def add_confidence(group: Any) -> None:
+    """Add --confidence."""
+    add(group, {"--confidence FRACTION": "confidence level (default 95%%)"}, type=fraction, default=0.95)
 
 
 def fraction(text: str) -> float:

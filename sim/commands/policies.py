@@ -6,8 +6,8 @@ import argparse
 import sys
 from typing import Any, Optional
 
-from . import policies_prove
-from .options import add_json, add_trust
+from . import options, policies_prove
+from .notes import print_json
 
 SEEDS = 8  # random workloads per check
 
@@ -17,12 +17,12 @@ def register(commands: Any) -> None:
     group.set_defaults(run=list_policies, json=False)
     actions = group.add_subparsers(metavar="ACTION")
     listing = actions.add_parser("list", help="list policies and presets by engine, with their validation")
-    add_json(listing)
+    options.add_json(listing)
     listing.set_defaults(run=list_policies)
     show = actions.add_parser("show", help="show the fields and defaults of a policy, its engine and its validation")
     show.add_argument("policy_or_preset", metavar="NAME", help="name of a policy or preset, or path/to/file.py:Name")
-    add_json(show)
-    add_trust(show)
+    options.add_json(show)
+    options.add_trust(show)
     show.set_defaults(run=show_policy)
     check = actions.add_parser(
         "check", help="check that a policy follows the policy contract",
@@ -30,25 +30,21 @@ def register(commands: Any) -> None:
         "lose no request, and make the same decisions in simulated and live runs.",
     )  # fmt: skip
     check.add_argument("policy", metavar="NAME", help="policy name, or path/to/file.py:Name")
-    check.add_argument(
-        "--set", action="append", default=[], metavar="FIELD=VALUE", help="value of a policy field (repeatable)"
-    )
-    add_trust(check)
+    options.add_setting(check, "value of a policy field (repeatable)", "FIELD=VALUE")
+    options.add_trust(check)
     check.set_defaults(run=run_check)
     policies_prove.register(actions)
 
 
 def list_policies(args: argparse.Namespace) -> int:
     """Print one line per policy and preset, grouped by the family of their engines."""
-    import json
-
     from servesim.config.validation import VALIDATION, list_policies, list_presets
     from servesim.files.terminal import fill, two_columns
 
     lists = {"policies": list_policies(), "presets": list_presets()}
     if args.json:
         rows = {key: [entry._asdict() for entry in entries] for key, entries in lists.items()}
-        print(json.dumps(rows, indent=1))
+        print_json(rows)
         return 0
     for family, row in VALIDATION.items():
         listed = {f"{kind} {e.name}": f"{e.version}, {count_text(e.recordings)}. {e.about}"
@@ -66,13 +62,11 @@ def count_text(recordings: int) -> str:
 
 def show_policy(args: argparse.Namespace) -> int:
     """Print the fields of a policy or of a preset."""
-    import json
-
     from servesim.files.terminal import align_columns, screen_of
 
     data = describe_policy(args.policy_or_preset)
     if args.json:
-        print(json.dumps(data, indent=1, default=str))
+        print_json(data, default=str)
         return 0
     if data["preset"] is not None:
         print(f"preset {data['preset']['name']}: {data['preset']['about']}")

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .options import add_json
+from . import options
+from .notes import print_json
 
 
 def register(commands: Any) -> None:
@@ -16,7 +17,7 @@ def register(commands: Any) -> None:
         description="Write one offline HTML page from the finished runs of a sweep.",
     )  # fmt: skip
     report.add_argument("folder", metavar="DIR", help="folder of `sim sweep`, `sim search` or `sim capacity`")
-    report.add_argument("-o", "--output", metavar="FILE", help="file to write (default: DIR/report.html)")
+    options.add(report, {"-o, --output FILE": "file to write (default: DIR/report.html)"})
     report.set_defaults(run=run_report)
 
     plot = commands.add_parser(
@@ -25,7 +26,7 @@ def register(commands: Any) -> None:
         "for a sweep over rates, its curves.",
     )  # fmt: skip
     plot.add_argument("folder", metavar="DIR", help="folder of `sim sweep`, `sim search` or `sim capacity`")
-    plot.add_argument("-o", "--output", metavar="DIR", help="folder for the charts (default: DIR/plots)")
+    options.add(plot, {"-o, --output DIR": "folder for the charts (default: DIR/plots)"})
     plot.add_argument("--format", choices=["png", "svg"], default="png", help="file format (default png)")
     plot.set_defaults(run=run_plot)
 
@@ -35,14 +36,14 @@ def register(commands: Any) -> None:
         "columns. The other parameters have the winner's values.",
     )  # fmt: skip
     table.add_argument("folder", metavar="DIR", help="folder of `sim sweep` or `sim search`")
-    table.add_argument(
-        "--rows", metavar="KEY", help="parameter of the rows, e.g. policy.max_num_seqs (default: a strong one)"
-    )
-    table.add_argument("--columns", metavar="KEY", help="parameter of the columns (default: a strong one)")
-    table.add_argument("--metric", metavar="NAME", help="metric of the cells (default: the first objective)")
-    table.add_argument("--best", action="store_true", help="use the best values of the other parameters for each cell")
-    table.add_argument("--rate", type=float, metavar="RATE", help="rate of a sweep over rates, requests per second")
-    add_json(table)
+    options.add(table, {
+        "--rows KEY": "parameter of the rows, e.g. policy.max_num_seqs (default: a strong one)",
+        "--columns KEY": "parameter of the columns (default: a strong one)",
+        "--metric NAME": "metric of the cells (default: the first objective)",
+        "--best": "use the best values of the other parameters for each cell",
+    })  # fmt: skip
+    options.add(table, {"--rate RATE": "rate of a sweep over rates, requests per second"}, type=float)
+    options.add_json(table)
     table.set_defaults(run=run_table)
 
 
@@ -69,7 +70,6 @@ def run_plot(args: argparse.Namespace) -> int:
 
 def run_table(args: argparse.Namespace) -> int:
     """Print the table."""
-    import json
     import math
 
     from servesim.config.user_code import use_access
@@ -86,5 +86,5 @@ def run_table(args: argparse.Namespace) -> int:
     values = [[None if level is None or math.isnan(level) else level for level in line] for line in levels]
     names = {"metric": table.metric, "rows": table.row_key, "columns": table.column_key, "others": table.fixed}
     data = {**names, "row_values": table.row_values, "column_values": table.column_values, "values": values}
-    print(json.dumps(data, indent=1))
+    print_json(data)
     return 0

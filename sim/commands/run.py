@@ -11,15 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from servesim.core import BadInput
 
-from .notes import print_note, print_warning
-from .options import (
-    add_contest_options,
-    add_intervals,
-    add_json,
-    add_percentiles,
-    add_scenario_options,
-    read_scenario,
-)
+from . import options
+from .notes import print_json, print_note, print_warning
 
 if TYPE_CHECKING:
     from servesim.config.scenario import Scenario
@@ -32,40 +25,27 @@ def register(commands: Any) -> None:
     run = commands.add_parser(
         "run", help="simulate one scenario", description="Simulate one scenario and print its metrics."
     )
-    add_scenario_options(run)
+    options.add_scenario_options(run)
     out = run.add_argument_group("output")
-    out.add_argument("-o", "--output", metavar="DIR", help="folder for manifest.json, result.json and requests.csv")
-    out.add_argument(
-        "--decisions",
-        metavar="FILE",
-        help="write the decision log: one JSON line per step (compressed if it ends in .gz)",
-    )
-    out.add_argument(
-        "--timeline", metavar="FILE", help="write the timeline of the run for Perfetto, e.g. timeline.json.gz"
-    )
-    add_json(out)
-    add_percentiles(out)
+    options.add(out, {
+        "-o, --output DIR": "folder for manifest.json, result.json and requests.csv",
+        "--decisions FILE": "write the decision log: one JSON line per step (compressed if it ends in .gz)",
+        "--timeline FILE": "write the timeline of the run for Perfetto, e.g. timeline.json.gz",
+    })  # fmt: skip
+    options.add_json(out)
+    options.add_percentiles(out)
     spread = run.add_argument_group("intervals")
-    add_intervals(spread, "the scenario")
-    spread.add_argument(
-        "-j",
-        "--jobs",
-        type=int,
-        metavar="N",
-        help="worker processes of --intervals (default: one per core if it is slow)",
-    )
+    options.add_intervals(spread, "the scenario")
+    jobs = "worker processes of --intervals (default: one per core if it is slow)"
+    options.add(spread, {"-j, --jobs N": jobs}, type=int)
     checks = run.add_argument_group("checks")
-    checks.add_argument(
-        "--no-fast-forward", action="store_true", help="call the policy in every decode step (slower, same result)"
-    )
-    add_contest_options(run)
+    options.add(checks, {"--no-fast-forward": "call the policy in every decode step (slower, same result)"})
+    options.add_contest_options(run)
     run.set_defaults(run=run_scenario)
 
 
 def run_scenario(args: argparse.Namespace) -> int:
     """Simulate and print; return 1 if the engine got stuck."""
-    import json
-
     from servesim.files.write import check_new, open_text
     from servesim.runs.decision_log import DecisionLog
     from servesim.runs.run_folder import SENT, write_run
@@ -75,10 +55,9 @@ def run_scenario(args: argparse.Namespace) -> int:
 
     if args.output:
         check_new(Path(args.output) / SENT, "measured run")
-    tree, scenario = read_scenario(args)
+    tree, scenario = options.read_scenario(args)
     trace = load_trace(scenario)
-    for remark in trace.remarks():
-        print_note(args, remark)
+    print_note(args, *trace.remarks())
     with ExitStack() as files:
         observers: list[Any] = []
         if args.decisions:
@@ -96,11 +75,13 @@ def run_scenario(args: argparse.Namespace) -> int:
         run.notes = [*warnings, *source_notes([run.profile])]  # the table prints the latter
         if args.output:  # if this fails, the other files do not appear either
             write_run(run, args.output)
-    for remark in filter(None, [*remarks_of(args, scenario), run.server.policy.remark(run.server.view.state)]):
-        print_note(args, remark)
-    for warning in warnings:
-        print_warning(warning.text)
-    print(json.dumps(run.result(), indent=1) if args.json else show_run(run, args.metric_percentiles))
+    of_policy = run.server.policy.remark(run.server.view.state)
+    print_note(args, *remarks_of(args, scenario), *([of_policy] if of_policy else []))
+    print_warning(*(warning.text for warning in warnings))
+    if args.json:
+        print_json(run.result())
+    else:
+        print(show_run(run, args.metric_percentiles))
     return 1 if run.stuck else 0
 
 

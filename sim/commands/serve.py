@@ -8,8 +8,8 @@ from typing import Any
 
 from servesim.core import BadInput
 
+from . import options
 from .notes import print_warning
-from .options import add_contest_options, add_device_options, add_scenario_options, read_scenario
 
 
 def register(commands: Any) -> None:
@@ -19,37 +19,33 @@ def register(commands: Any) -> None:
         description="Serve the HTTP APIs of OpenAI (completions, chat) and llm-serving with the policy and engine of"
         " a scenario, and vLLM's metrics at /metrics.",
     )
-    add_scenario_options(serve)
-    add_device_options(serve)
+    options.add_scenario_options(serve)
+    options.add_device_options(serve)
     serve.set_defaults(model=None)  # the default is given later: backend fake must know whether the user named one
     where = serve.add_argument_group("server")
     where.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)"
     )
-    where.add_argument(
-        "--api-key", metavar="KEY",
-        help="accept only clients that send `Authorization: Bearer KEY` (default: the environment variable"
-        " SERVESIM_API_KEY, else no key)",
-    )  # fmt: skip
+    options.add(where, {
+        "--api-key KEY": "accept only clients that send `Authorization: Bearer KEY` (default: the environment variable "
+        "SERVESIM_API_KEY, else no key)",
+    })  # fmt: skip
     where.add_argument("--port", type=int, default=8835, help="port to listen on, 0 for a free port (default 8835)")
-    where.add_argument(
-        "--max-open-requests", type=int, default=4096, metavar="N",
-        help="maximum open requests; further ones get status 503 (default 4096)",
-    )  # fmt: skip
-    where.add_argument(
-        "--served-model-name", action="append", metavar="NAME", default=[],
-        help="name of the model for clients; repeat it for several (default: the model's own name)",
-    )  # fmt: skip
-    where.add_argument(
-        "--default-output", type=int, default=256, metavar="TOKENS",
-        help="length of an answer if the client sets no limit (default 256)",
-    )  # fmt: skip
-    where.add_argument(
-        "--tokenizer", metavar="PATH",
-        help="tokenizer.model or tokenizer.json, or a folder with one: prompts have its tokens (default: one word is"
-        " one token)",
-    )  # fmt: skip
-    add_contest_options(serve)
+    options.add(where, {
+        "--max-open-requests N": "maximum open requests; further ones get status 503",
+    }, type=int, default=4096)  # fmt: skip
+    options.add(where, {
+        "--served-model-name NAME": "name of the model for clients; repeat it for several (default: the model's own "
+        "name)",
+    }, action="append", default=[])  # fmt: skip
+    options.add(where, {
+        "--default-output TOKENS": "length of an answer if the client sets no limit",
+    }, type=int, default=256)  # fmt: skip
+    options.add(where, {
+        "--tokenizer PATH": "tokenizer.model or tokenizer.json, or a folder with one: prompts have its tokens "
+        "(default: one word is one token)",
+    })  # fmt: skip
+    options.add_contest_options(serve)
     serve.set_defaults(run=serve_clients)
 
 
@@ -72,17 +68,17 @@ def serve_clients(args: argparse.Namespace) -> int:
     tokenizer = None if args.tokenizer is None else FileTokenizer(args.tokenizer)
     names = tuple(args.served_model_name)
     server = ServerOptions(args.max_open_requests, key, names, args.default_output, tokenizer)
-    tree, scenario = read_scenario(args)
-    options = override({}, args.option)
+    tree, scenario = options.read_scenario(args)
+    chosen = override({}, args.option)
     if args.backend == "fake" and "profile" in tree:
         profile = load_profile(scenario.profile).for_run(scenario.engine.sampling)
-        options.setdefault("cost", cost_mapping(profile.cost))
+        chosen.setdefault("cost", cost_mapping(profile.cost))
     elif args.backend == "fake":
-        options.setdefault("cost", DEFAULT_COST)
+        chosen.setdefault("cost", DEFAULT_COST)
     try:
         with (
             bound(args.host, args.port) as sockets,
-            DeviceSession(args.backend, args.model or "tiny", args.worker_python, args.weights, options) as session,
+            DeviceSession(args.backend, args.model or "tiny", args.worker_python, args.weights, chosen) as session,
         ):
             if key is None and not is_local(args.host):
                 print_warning(f"all machines that reach {args.host or 'this one'} can send requests; set --api-key")

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from servesim.core import BadInput
 from servesim.core.errors import WorkerLost
 
-from .notes import note_uncertainty, print_messages, print_path, print_warning
-from .options import SERVERS, add_executor_options, add_goodput, add_json, add_keys, add_setting, add_trust, slo_bounds
+from . import options
+from .notes import note_uncertainty, print_json, print_messages, print_path, print_warning
 
 if TYPE_CHECKING:
     from servesim.study.executor import Executor
@@ -36,14 +36,14 @@ def register(commands: Any) -> None:
         description="Run every configuration of a sweep file on the same random numbers and rank them against a "
         "baseline.",
     )  # fmt: skip
-    sweep.add_argument("file", metavar="FILE", help="sweep YAML file, or sweep folder to continue")
+    options.add(sweep, {"FILE": "sweep YAML file, or sweep folder to continue"})
     add_study_options(sweep, "sweep", "SweepFile", SWEEP_KEYS)
     sweep.set_defaults(run=run_sweep)
     search = commands.add_parser(
         "search", help="search for the best configuration with Optuna",
         description="Search the parameter space of a search file with Optuna: TPE, or NSGA-II for several objectives.",
     )  # fmt: skip
-    search.add_argument("file", metavar="FILE", help="search YAML file")
+    options.add(search, {"FILE": "search YAML file"})
     add_study_options(search, "search", "SearchFile", SEARCH_KEYS)
     search.set_defaults(run=run_search)
     capacity = commands.add_parser(
@@ -52,8 +52,8 @@ def register(commands: Any) -> None:
         "has the same requests; only their arrival times are scaled. A short workload is made longer: in a short run, "
         "a backlog that grows stays small. The result is that of a sweep over rates.",
     )  # fmt: skip
-    capacity.add_argument("file", metavar="FILE", help="scenario YAML file")
-    add_goodput(add_study_options(capacity, "capacity", "CapacityKeys", CAPACITY_KEYS))
+    options.add(capacity, {"FILE": "scenario YAML file"})
+    options.add_goodput(add_study_options(capacity, "capacity", "CapacityKeys", CAPACITY_KEYS))
     capacity.set_defaults(run=run_capacity, top=None)
 
 
@@ -61,25 +61,25 @@ def add_study_options(command: Any, noun: str, model: str, keys: Sequence[str]) 
     """Add the options that all commands on many runs have, and those of a model; return the group of the overrides."""
     is_capacity = noun == "capacity"
     folder, noun = ("runs/NAME-capacity", "sweep") if is_capacity else ("runs/NAME", noun)
-    command.add_argument(
-        "-o", "--output", metavar="DIR", help=f"folder of the {noun} (default: {folder}, NAME from the file)"
-    )
-    command.add_argument("--resume", action="store_true", help=f"continue an interrupted or killed {noun}")
-    command.add_argument("--fresh", action="store_true", help="if DIR exists, write to DIR-2, DIR-3 ... instead")
-    add_trust(command)
-    add_executor_options(command)
+    options.add(command, {
+        "-o, --output DIR": f"folder of the {noun} (default: {folder}, NAME from the file)",
+        "--resume": f"continue an interrupted or killed {noun}",
+        "--fresh": "if DIR exists, write to DIR-2, DIR-3 ... instead",
+    })  # fmt: skip
+    options.add_trust(command)
+    options.add_executor_options(command)
     out = command.add_argument_group("output")
     out.add_argument(
-        "--emit-config", choices=SERVERS, help="also write the winner as flags or configuration of this server"
+        "--emit-config", choices=options.SERVERS, help="also write the winner as flags or configuration of this server"
     )
     if not is_capacity:  # it prints all rates of its only configuration
-        out.add_argument("--top", type=int, default=10, metavar="N", help="rows of the printed table (default 10)")
-    out.add_argument("--no-report", action="store_true", help="do not write report.html")
-    add_json(out)
+        options.add(out, {"--top N": "rows of the printed table"}, type=int, default=10)
+    options.add(out, {"--no-report": "do not write report.html"})
+    options.add_json(out)
     how = command.add_argument_group("overrides of the file")
-    add_setting(how, "override a scenario key of the base (repeatable)")
+    options.add_setting(how, "override a scenario key of the base (repeatable)")
     required, default = ("subject_to", "") if is_capacity else ("", "the file's, else ")
-    command.add_late = partial(add_keys, how, model, keys, required, default)
+    command.add_late = partial(options.add_keys, how, model, keys, required, default)
     return how
 
 
@@ -115,7 +115,7 @@ def run_capacity(args: argparse.Namespace) -> int:
     from servesim.study.experiment_file import name_of_file
     from servesim.study.sweep_file import capacity_experiment
 
-    bounds = [Layer({"slo": slo_bounds(args.goodput)}, are_settings=True)] if args.goodput else []
+    bounds = [Layer({"slo": options.slo_bounds(args.goodput)}, are_settings=True)] if args.goodput else []
     tree = assemble([file_layer(args.file), *setting_layers(args.set), *bounds])
     name = name_of_file(Path(args.file))
     experiment = capacity_experiment(tree, name, keys_of(args, CAPACITY_KEYS))
@@ -172,8 +172,6 @@ def run_and_finish(
 
 def finish(result: Result, folder: Path, args: argparse.Namespace) -> int:
     """Write the result files and print the table; return 1 if a run failed or there is no winner."""
-    import json
-
     from servesim.files.terminal import screen_of
     from servesim.runs.run_warnings import scenario_warnings
     from servesim.study.result import format_result, result_json, verdict_of_result, write_result
@@ -182,12 +180,11 @@ def finish(result: Result, folder: Path, args: argparse.Namespace) -> int:
     if len(result.failures) == result.run_count:
         print(f"sim: every run failed; the first error is: {result.failures[0]['error']}", file=sys.stderr)
         return 1
-    for warning in scenario_warnings(result.experiment.tree(0)):
-        print_warning(warning.text)
+    print_warning(*(warning.text for warning in scenario_warnings(result.experiment.tree(0))))
     write_result(result, folder)
     verdict = verdict_of_result(result)
     if args.json:
-        print(json.dumps(result_json(result, verdict), indent=1))
+        print_json(result_json(result, verdict))
     else:
         print(f"{format_result(result, args.top, screen_of(sys.stdout))}\n{verdict.text}")
     if (folder / "best.yaml").exists():

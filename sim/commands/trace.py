@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from servesim.core import BadInput
 
-from .notes import print_note
-from .options import add_contest_options, add_json, columns
+from . import options
+from .notes import print_json, print_note
 
 if TYPE_CHECKING:
     from servesim.traces.trace import Trace
@@ -18,111 +18,91 @@ if TYPE_CHECKING:
 def register(commands: Any) -> None:
     group = commands.add_parser("trace", help="convert, generate and inspect traces")
     actions = group.add_subparsers(metavar="ACTION", required=True)
+    _register_convert(actions)
+    _register_synth(actions)
+    examples = actions.add_parser("examples", help="write two results of `vllm bench serve`, the traces of recipe 5")
+    options.add(examples, {"-o, --output DIR": "folder for the files (default: this one)"}, default=".")
+    examples.set_defaults(run=write_examples)
+    _register_inspect(actions)
 
+
+def _register_convert(actions: Any) -> None:
     convert = actions.add_parser("convert", help="convert traces between formats, and edit them")
     convert.add_argument(
-        "files",
-        nargs="*",
-        metavar="FILE",
+        "files", nargs="*", metavar="FILE",
         help="trace file, plain or .gz; several files are merged; - reads standard input",
-    )
-    convert.add_argument("--list", action="store_true", help="list the formats that can be read and written, then exit")
+    )  # fmt: skip
+    options.add(convert, {"--list": "list the formats that can be read and written, then exit"})
     _add_reading_options(convert)
     _add_editing_options(convert)
     _add_writing_options(convert)
     convert.set_defaults(run=convert_trace)
 
-    _register_synth(actions)
-
-    examples = actions.add_parser("examples", help="write two results of `vllm bench serve`, the traces of recipe 5")
-    examples.add_argument("-o", "--output", default=".", metavar="DIR", help="folder for the files (default: this one)")
-    examples.set_defaults(run=write_examples)
-
-    inspect = actions.add_parser("inspect", help="print arrivals, lengths, prefixes and sessions of a trace")
-    inspect.add_argument("file", metavar="FILE", help="trace file, plain or .gz; - reads standard input")
-    _add_reading_options(inspect)
-    _add_editing_options(inspect)
-    inspect.add_argument(
-        "--block-size", type=int, default=16, metavar="N", help="tokens per block of the prefix cache (default 16)"
-    )
-    inspect.add_argument("--plot", metavar="FILE", help="draw arrivals and lengths (PNG, SVG or PDF)")
-    add_json(inspect)
-    inspect.set_defaults(run=inspect_trace)
-
 
 def _register_synth(actions: Any) -> None:
     synth = actions.add_parser("synth", help="generate a trace from a workload description")
-    synth.add_argument(
-        "file", nargs="?", metavar="FILE", help="YAML file: a scenario with `workload`, or that section alone"
-    )
-    synth.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE",
-        help="override a workload key, e.g. arrivals.rate=8.2 (repeatable)",
-    )  # fmt: skip
-    synth.add_argument("--seed", type=int, default=0, metavar="N", help="random seed (default 0)")
+    options.add(synth, {"FILE": "YAML file: a scenario with `workload`, or that section alone"}, nargs="?")
+    options.add_setting(synth, "override a workload key, e.g. arrivals.rate=8.2 (repeatable)")
+    options.add(synth, {"--seed N": "random seed (default 0)"}, type=int, default=0)
     _add_editing_options(synth)
     _add_writing_options(synth)
-    contest = add_contest_options(synth, "(required)")
-    contest.add_argument(
-        "--lengths", metavar="FILE", help="with -X: CSV file of lengths, or alpaca JSON with --tokenizer"
-    )
-    contest.add_argument("--tokenizer", metavar="PATH", help="with --lengths: tokenizer.model or tokenizer.json")
+    options.add(options.add_contest_options(synth, "(required)"), {
+        "--lengths FILE": "with -X: CSV file of lengths, or alpaca JSON with --tokenizer",
+        "--tokenizer PATH": "with --lengths: tokenizer.model or tokenizer.json",
+    })  # fmt: skip
     synth.set_defaults(run=synth_trace)
+
+
+def _register_inspect(actions: Any) -> None:
+    inspect = actions.add_parser("inspect", help="print arrivals, lengths, prefixes and sessions of a trace")
+    options.add(inspect, {"FILE": "trace file, plain or .gz; - reads standard input"})
+    _add_reading_options(inspect)
+    _add_editing_options(inspect)
+    options.add(inspect, {"--block-size N": "tokens per block of the prefix cache"}, type=int, default=16)
+    options.add(inspect, {"--plot FILE": "draw arrivals and lengths (PNG, SVG or PDF)"})
+    options.add_json(inspect)
+    inspect.set_defaults(run=inspect_trace)
 
 
 def _add_reading_options(parser: argparse.ArgumentParser) -> None:
     reading = parser.add_argument_group("reading")
-    reading.add_argument(
-        "--format", metavar="NAME", help="trace format, see `sim trace convert --list` (default: detected)"
+    options.add(reading, {"--format NAME": options.FORMAT_HELP})
+    options.add_columns(
+        reading, "column that holds a field (repeatable): arrival, prompt, output, id, limit, priority, session, ..."
     )
-    reading.add_argument(
-        "--column", action="append", default=[], metavar="FIELD=NAME",
-        help="column that holds a field (repeatable): arrival, prompt, output, id, limit, priority, session, ...",
-    )  # fmt: skip
-    reading.add_argument(
-        "--time-unit", choices=("s", "ms", "us", "ns"), help="unit of the times (default: the format's own)"
-    )
-    reading.add_argument(
-        "--tokenizer", metavar="PATH", help="tokenizer.model or tokenizer.json, for formats that hold text"
-    )
-    reading.add_argument(
-        "--conversations", action="store_true", help="the prompts of a session contain its earlier turns and answers"
-    )
-    reading.add_argument("--limit", type=int, metavar="N", help="keep only the first N requests")
-    reading.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="random seed of --jitter and of sampled formats (default 0)"
-    )
+    units = ("s", "ms", "us", "ns")
+    reading.add_argument("--time-unit", choices=units, help="unit of the times (default: the format's own)")
+    options.add(reading, {
+        "--tokenizer PATH": "tokenizer.model or tokenizer.json, for formats that hold text",
+        "--conversations": "the prompts of a session contain its earlier turns and answers",
+    })  # fmt: skip
+    options.add(reading, {"--limit N": "keep only the first N requests"}, type=int)
+    seed = "random seed of --jitter and of sampled formats (default 0)"
+    options.add(reading, {"--seed N": seed}, type=int, default=0)
 
 
 def _add_editing_options(parser: argparse.ArgumentParser) -> None:
     editing = parser.add_argument_group("editing (applied in this order)")
-    editing.add_argument(
-        "--slice", metavar="START:END", help="keep requests that arrive from START to before END, seconds"
-    )
-    editing.add_argument("--scale", type=float, metavar="F", help="multiply the request rate by F (default 1)")
-    editing.add_argument("--rate", type=float, metavar="R", help="set the mean rate to R requests per second")
-    editing.add_argument(
-        "--scale-prompt", type=float, default=1.0, metavar="F", help="multiply prompt lengths by F (default 1)"
-    )
-    editing.add_argument(
-        "--scale-output", type=float, default=1.0, metavar="F", help="multiply output lengths by F (default 1)"
-    )
-    editing.add_argument(
-        "--jitter", type=float, metavar="S", help="delay each arrival by a random time of up to S seconds"
-    )
-    editing.add_argument(
-        "--repeat", type=int, metavar="N", help="number of copies of the trace, one after the other (default 1)"
-    )
+    options.add(editing, {"--slice START:END": "keep requests that arrive from START to before END, seconds"})
+    options.add(editing, {
+        "--scale F": "multiply the request rate by F (default 1)",
+        "--rate R": "set the mean rate to R requests per second",
+    }, type=float)  # fmt: skip
+    options.add(editing, {
+        "--scale-prompt F": "multiply prompt lengths by F (default 1)",
+        "--scale-output F": "multiply output lengths by F (default 1)",
+    }, type=float, default=1.0)  # fmt: skip
+    options.add(editing, {"--jitter S": "delay each arrival by a random time of up to S seconds"}, type=float)
+    options.add(editing, {"--repeat N": "number of copies of the trace, one after the other (default 1)"}, type=int)
 
 
 def _add_writing_options(parser: argparse.ArgumentParser) -> None:
     writing = parser.add_argument_group("writing")
-    writing.add_argument(
-        "--to", default="servesim", metavar="NAME", help="output format: servesim (default), mooncake or timed-trace"
-    )
-    writing.add_argument(
-        "-o", "--output", metavar="FILE", help="file to write, compressed if it ends in .gz (default: standard output)"
-    )
+    formats = "output format: servesim (default), mooncake or timed-trace"
+    options.add(writing, {"--to NAME": formats}, default="servesim")
+    options.add(writing, {
+        "-o, --output FILE": "file to write, compressed if it ends in .gz (default: standard output)",
+    })  # fmt: skip
 
 
 def convert_trace(args: argparse.Namespace) -> int:
@@ -134,8 +114,7 @@ def convert_trace(args: argparse.Namespace) -> int:
     if not args.files:
         raise BadInput("sim trace convert: expected a FILE (or --list)")
     traces = [_load(args, file) for file in args.files]
-    for remark in (remark for trace in traces for remark in trace.remarks()):
-        print_note(args, remark)
+    print_note(args, *(remark for trace in traces for remark in trace.remarks()))
     _write(args, _edit(args, traces[0] if len(traces) == 1 else merge(traces)))
     return 0
 
@@ -178,8 +157,7 @@ def synth_trace(args: argparse.Namespace) -> int:
         raise BadInput("-T: also needs -X, the request rate, e.g. -X 5 -T 300")
     workload = override({"workload": workload}, [f"workload.{setting}" for setting in args.set])["workload"]
     trace = synthesise(workload, args.seed)
-    for remark in trace.remarks():
-        print_note(args, remark)
+    print_note(args, *trace.remarks())
     _write(args, _edit(args, trace))
     return 0
 
@@ -191,18 +169,18 @@ def _contest(args: argparse.Namespace) -> dict[str, Any]:
 
 def inspect_trace(args: argparse.Namespace) -> int:
     """Print the metrics of a trace."""
-    import json
-
     from servesim.traces.describe import format_statistics, statistics
 
     if args.block_size < 1:
         raise BadInput(f"--block-size: expected at least 1 token, got {args.block_size}")
     trace = _load(args, args.file)
-    for remark in trace.remarks():
-        print_note(args, remark)
+    print_note(args, *trace.remarks())
     trace = _edit(args, trace)
     metrics = statistics(trace, args.block_size)
-    print(json.dumps(metrics, indent=1) if args.json else format_statistics(metrics))
+    if args.json:
+        print_json(metrics)
+    else:
+        print(format_statistics(metrics))
     if args.plot:
         from servesim.traces.describe import plot_trace
 
@@ -215,7 +193,7 @@ def _load(args: argparse.Namespace, file: str) -> Trace:
 
     window = _window(args.slice)
     return load(
-        file, args.format, columns(args.column), args.limit, args.tokenizer,
+        file, args.format, options.columns(args.column), args.limit, args.tokenizer,
         unit=args.time_unit, sort=True, seed=args.seed, conversations=args.conversations,
         **({"window": window} if window else {}),
     )  # fmt: skip
@@ -260,5 +238,4 @@ def _write(args: argparse.Namespace, trace: Trace) -> None:
     else:
         notes = export(trace, args.output, args.to)
         print_note(args, f"{args.output}: {len(trace)} requests")
-    for note in notes:
-        print_note(args, f"{args.output if to_file else 'output'}: {note}")
+    print_note(args, *(f"{args.output if to_file else 'output'}: {note}" for note in notes))

@@ -40,7 +40,7 @@ class Layer(NamedTuple):
         """Return a tree with these keys over it."""
         if not self.are_settings:
             return merge(tree, {key: value for key, value in self.keys.items() if key != "preset"})
-        for key, value in self.keys.items():
+        for key, value in sorted(self.keys.items(), key=name_first):
             try:
                 tree = set_key(tree, key, value)
             except BadInput as bad:
@@ -87,7 +87,7 @@ def setting_layers(settings: Sequence[str]) -> list[Layer]:
         if not sign or not key:
             raise BadInput(f"{option}: expected KEY=VALUE, e.g. policy.max_num_seqs=64")
         layers.append(Layer({key: parse(text, option)}, option, are_settings=True))
-    return layers
+    return sorted(layers, key=lambda layer: all(map(name_first, layer.keys.items())))
 
 
 def read_server(path: str) -> Tree:
@@ -146,9 +146,12 @@ def override(tree: Tree, settings: Sequence[str]) -> Tree:
 
 
 def set_key(tree: Tree, key: str, value: Any) -> Tree:
-    """Return the tree with the value of `section.key` replaced."""
+    """Return the tree with the value of `section.key` replaced; another policy drops the fields of the old one."""
     if key.count(".") > MAX_SECTIONS:
         raise BadInput(f"expected at most {MAX_SECTIONS} sections, got {key.count('.')}")
+    policy = as_section("policy", tree.get("policy"))
+    if key == "policy.name" and isinstance(policy, Mapping) and policy.get("name", value) != value:
+        return {**tree, "policy": {"name": value}}
     return set_in(tree, key.split("."), value)
 
 
@@ -177,6 +180,11 @@ def apply_assignment(base: Tree, assignment: Mapping[str, Any]) -> Tree:
     return tree
 
 
-def nesting_order(item: tuple[str, Any]) -> tuple[int, int]:
+def nesting_order(item: tuple[str, Any]) -> tuple[int, bool]:
     """Sort sections before their keys, and a policy's name before its fields."""
-    return (item[0].count("."), int(item[0] != "policy.name"))
+    return item[0].count("."), name_first(item)
+
+
+def name_first(item: tuple[str, Any]) -> bool:
+    """Sort a policy's name before its fields, which another name would drop."""
+    return item[0] != "policy.name"

@@ -62,7 +62,7 @@ class Result:
         return both[["arrival", "prompt", "output"]].assign(**changed)
 
     def export(self, to: str, model: str = "MODEL") -> str:
-        """Return the command or the configuration of a real server: vllm, sglang or llm-serving."""
+        """Return the command or the configuration of a real server: vllm, sglang, mindie or llm-serving."""
         if not self.scenario:
             raise BadInput("export: the folder of this run has no scenario")
         return export_text(self.scenario, to, model, "a run")

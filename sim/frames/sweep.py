@@ -129,7 +129,7 @@ class SweepResult:
         return self.summary.experiment.scenario(self.winner if config is None else config)
 
     def export(self, to: str, config: Optional[int] = None, model: str = "MODEL") -> str:
-        """Return a configuration (default: the winner) as the command or the file of vllm, sglang or llm-serving."""
+        """Return a configuration (default: the winner) as command or file of vllm, sglang, mindie or llm-serving."""
         tree = self.summary.experiment.tree(self.winner if config is None else config)
         return export_text(tree, to, model, self.summary.experiment.name)
 

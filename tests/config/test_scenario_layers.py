@@ -24,6 +24,16 @@ def test_a_setting_means_the_same_for_the_short_and_the_long_form(setting: str) 
     assert scenario_from(apply_assignment(SHORT, {key: int(value)})) == scenario_from(override(LONG, [setting]))
 
 
+@pytest.mark.parametrize("settings", [["policy.name=vllm-v1", "policy.max_num_seqs=4"],
+                                      ["policy.max_num_seqs=4", "policy.name=vllm-v1"]])  # fmt: skip
+def test_another_policy_name_drops_the_fields_of_the_old_policy(settings: list[str]) -> None:
+    """As `--policy` and a parameter of a sweep do; the order of the settings has no effect."""
+    base = {"trace": "trace.csv", "policy": {"name": "llm-serving", "decode_batch": 4}}
+    assert scenario_from(override(base, settings)).policy == {"name": "vllm-v1", "max_num_seqs": 4}
+    same = scenario_from(override(base, ["policy.name=llm-serving"]))
+    assert same.policy == {"name": "llm-serving", "decode_batch": 4}
+
+
 def test_keys_are_merged_into_the_short_form() -> None:
     over = {"trace": {"rate": 30}, "policy": {"max_num_seqs": 4}}
     assert merge(SHORT, over) == merge(LONG, over)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import inspect
 import os
 import re
 import shlex
@@ -16,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import servesim.api
 from servesim.cli import Parser, parser
 
 from ..conftest import ROOT
@@ -122,6 +124,28 @@ def test_an_example_in_the_docs_equals_its_file(name: str, most: int) -> None:
     assert shown
     assert set(shown) == {file}
     assert sum(bool(line.strip()) for line in file.splitlines()) <= most
+
+
+def test_the_text_of_recipe_10_has_the_printed_interval() -> None:
+    text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8").partition("## 10. ")[2]
+    printed = re.search(r"^p99_ttft .* ms \[(.+), (.+)\]$", text, re.MULTILINE)
+    assert printed is not None and f"is between {printed[1]} and {printed[2]} ms" in text
+
+
+def test_the_page_on_python_has_the_arguments_of_every_function() -> None:
+    text = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    shown = dict(re.findall(r"^`servesim\.(\w+)\((.+)\)`$", text, re.MULTILINE))
+    assert set(shown) == set(servesim.api.__all__) - {"load"}
+    for name, arguments in shown.items():
+        known = inspect.signature(getattr(servesim.api, name)).parameters.values()
+        assert arguments == ", ".join(argument_text(one) for one in known), name
+
+
+def argument_text(argument: inspect.Parameter) -> str:
+    """Return an argument as the page shows it: `jobs=` must be named, `**keys` are others."""
+    if argument.kind is inspect.Parameter.VAR_KEYWORD:
+        return f"**{argument.name}"
+    return f"{argument.name}=" if argument.kind is inspect.Parameter.KEYWORD_ONLY else argument.name
 
 
 def test_commands_that_are_not_run_exist() -> None:
