@@ -121,8 +121,8 @@ class RateSummary:
         capacity = self.winner.capacity
         assert capacity is not None
         if self.is_single:
-            miss = "" if capacity.missed_at is None else f"; at {format_rate(capacity.missed_at)}: {capacity.reason}"
-            return Verdict("capacity", f"Capacity: meets {bounds} up to {capacity.text}{miss}.")
+            misses = "".join(f"; {text}" for text in [capacity.misses] if text)
+            return Verdict("capacity", f"Capacity: meets {bounds} up to {capacity.text}{misses}.")
         equal = sum(curve.outcome == "equal" for curve in self.curves)
         tied = f"; {format_count(equal, 'other')} with an equal capacity" if equal else ""
         if self.winner.is_baseline:
@@ -139,8 +139,8 @@ class RateSummary:
         rate = self.rates[0]
         bounds = describe_bounds(self.experiment.subject_to)
         if self.is_single:
-            lowest = self.baseline.points[0]
-            text = f"No tested rate meets {bounds}: at {format_rate(lowest.rate)}: {lowest.problem}."
+            misses = "" if self.baseline.capacity is None else self.baseline.capacity.misses
+            text = f"No tested rate meets {bounds}: {misses}."
             return Verdict("infeasible", text, self.by_rate[rate].baseline)
         summary = self.by_rate[rate]
         nearest = verdict_of(summary).nearest
@@ -217,7 +217,7 @@ def capacity_columns(result: RateSummary) -> list[Column]:
         columns += [
             Column("capacity", capacity_field("rate"), lambda curve: capacity_field("text")(curve) or "",
                    shown=EVERYWHERE),
-            *(Column(name, capacity_field(name)) for name in ("missed_at", "reason", "upper_bound")),
+            *(Column(name, capacity_field(name)) for name in ("missed_at", "reason", "upper_bound", "missed_below")),
         ]  # fmt: skip
     return [
         *columns,
@@ -312,7 +312,7 @@ def capacity_notes(result: RateSummary) -> list[str]:
         counts = {"rate": len(result.baseline.points), "run": result.run_count}
     size = ", ".join(format_count(count, noun) for noun, count in counts.items())
     notes = [f"{size}; {describe_window(experiment)}; common random numbers"]
-    method = "the highest tested rate below all rates that miss a constraint, by the mean of the replications"
+    method = "the highest tested rate below all higher rates that miss a constraint, by the mean of the replications"
     columns = f"; columns: {result.main_metric} at each rate, ! misses a constraint: of this or of the named metric"
     notes.append(f"capacity: {method}{'' if result.is_single else columns}")
     notes += [*describe_length(result), *describe_saturated(result)]
