@@ -16,6 +16,7 @@ from servesim.statistics.two_samples import RelativeChange, TwoSamples, relative
 
 from .columns import EVERYWHERE, Column, json_row, printed_cells, wrapped_heads
 from .compared_runs import ComparedRuns, paired_draws, two_samples
+from .ranking import find_invalid
 from .verdict import NOT_TESTED
 
 OUTCOMES = ("better", "worse")  # of a significant difference
@@ -68,6 +69,12 @@ class Difference:
             return f"{b} is {self.outcome} ({limits})"
         return f"{b} is {100 * abs(mean):.2f} % {self.outcome} ({limits})"
 
+    def excess(self, factor: float, confidence: float) -> Interval:
+        """Return by how much B is above `factor` * A."""
+        measured = self.values.difference(1.0, factor).interval(confidence)
+        effects = [change - self.change.mean for change in self.draws]
+        return with_draws(measured, effects, confidence)
+
     def exceeds(self, tolerance: float) -> bool:
         """Whether B differs from A by more than this fraction of A."""
         return not abs(self.relative.mean) <= tolerance
@@ -98,6 +105,9 @@ def compare(
     a: ComparedRuns, b: ComparedRuns, objectives: Sequence[Objective], confidence: float = 0.95
 ) -> list[Difference]:
     """Return the difference in each metric that A and B both have."""
+    for side in (a, b):
+        if side.records and not side.runs:
+            raise BadInput(f"{side.name}: {', '.join(find_invalid(side.records).values())}")
     differences = [difference(a, b, objective, confidence) for objective in objectives]
     differences = [d for d in differences if not math.isnan(d.a) and not math.isnan(d.b)]
     if not differences:

@@ -24,7 +24,7 @@ from servesim.runs.run_folder import RESULT, latencies_of, read_run
 from servesim.statistics.intervals import Interval, interval
 from servesim.statistics.two_samples import BATCHES, RUN, TwoSamples
 
-from .executor import Executor
+from .executor import Executor, run_startable
 from .experiment import planned_draws
 from .experiment_file import EXPERIMENT_FILE
 from .ranking import Row, Summary, draw_effects
@@ -161,7 +161,8 @@ def from_scenario(
     count = replications if scenario.varies else 1
     tasks = [Task(0, replication, {}) for replication in range(count)]
     tasks += [Task(0, replication, {}, draw=draw) for replication, draw in planned_draws(draws, count)]
-    records = sorted(executor.run(context_json(tree, percentiles=percentiles), tasks), key=itemgetter(0))
+    context = context_json(tree, percentiles=percentiles)
+    records = sorted(run_startable(executor, context, tasks), key=itemgetter(0))
     for _, record in records:
         if "error" in record:
             raise BadInput(f"{name}: {record['error']}")
@@ -173,7 +174,8 @@ def from_records(
     scenario: Scenario, name: str, records: Sequence[Record], draws: Sequence[Record] = ()
 ) -> ComparedRuns:
     """Return the replications of a scenario, which have just run."""
-    runs: MetricsByPair = {replication_seed(scenario.seed, r["replication"]): r["metrics"] for r in records}
+    started = [record for record in records if "metrics" in record]
+    runs: MetricsByPair = {replication_seed(scenario.seed, run["replication"]): run["metrics"] for run in started}
     runs = dict(sorted(runs.items(), key=str))
     known = scenario.model_dump(mode="json")
     return ComparedRuns(name, runs, draws=draws, records=records, scenario=known, simulated=True)

@@ -76,6 +76,11 @@ class Row:
         return [describe_miss(bound, self.mean(bound.metric)) for bound in self.missed]
 
     @property
+    def refused(self) -> Sequence[str]:
+        """Why the real engine does not start with these settings; empty if it starts."""
+        return self.runs[0].get("refused", ()) if self.runs else ()
+
+    @property
     def is_saturated(self) -> bool:
         """Whether the backlog grows in most runs."""
         return 2 * sum(bool(run.get("saturated")) for run in self.runs) > len(self.runs)
@@ -147,8 +152,9 @@ class Summary:
 
     @property
     def run_count(self) -> int:
-        """The number of runs, with the confirming ones and the draws."""
-        return sum(len(row.runs) + len(row.draws) for row in self.rows) + sum(map(len, self._confirm.values()))
+        """The number of runs, with the confirming ones and the draws; configurations that do not start have none."""
+        started = [row for row in self.rows if not row.refused]
+        return sum(len(row.runs) + len(row.draws) for row in started) + sum(map(len, self._confirm.values()))
 
     @property
     def failures(self) -> list[Record]:
@@ -195,7 +201,7 @@ class Summary:
             row.labels.append("saturated")
         if any(run.get("outside_profile") for run in runs):
             row.labels.append("outside profile")
-        if any(run.get("refused") for run in runs):
+        if row.refused:
             row.labels.append("does not start")  # the real engine refuses it, so it cannot be recommended
         no_value = any(math.isnan(mean.mean) for mean in row.means.values())
         row.complete = not no_value and not {"failed", "stuck", "serves fewer", "does not start"} & set(row.labels)

@@ -38,7 +38,7 @@ from .table import (
     setting_columns,
     write_tables,
 )
-from .verdict import Verdict, meaning, profile_notes, table_lines, table_notes, verdict_of
+from .verdict import Verdict, describe_refused, meaning, profile_notes, table_lines, table_notes, verdict_of
 
 CAPACITY_ERROR = "the capacities are not tested against the error of the cost model: leave a margin"
 UPPER_BOUND = "the runs have too few requests for this rate, so the true capacity may be lower; use a longer trace"
@@ -51,7 +51,7 @@ class RateSummary:
         self.experiment = experiment
         self.rates = list(experiment.rates)
         self.by_rate = {rate: Summary(experiment.at_rate(rate), RateRecords(records, rate)) for rate in self.rates}
-        self.run_count = len(records)
+        self.run_count = sum("refused" not in record for record in records.values())
         self.failures = [record for record in records.values() if "error" in record]
         self.winner: Optional[Curve] = None  # by capacity
         self.curves = build_curves(experiment, records)
@@ -130,6 +130,7 @@ class RateSummary:
             return Verdict("baseline", text)
         base = self.baseline.capacity
         reach = "" if base is None else f"up to {base.text}" if base.rate else "at no tested rate"
+        reach = "does not start" if self.baseline.refused else reach
         versus = f"; the baseline {reach}" if reach else ""
         text = f"Winner: {self.settings(self.winner)}: meets {bounds} up to {capacity.text}{versus}{tied}."
         return Verdict("winner", text)
@@ -215,8 +216,7 @@ def capacity_columns(result: RateSummary) -> list[Column]:
     ]  # fmt: skip
     if result.experiment.subject_to:
         columns += [
-            Column("capacity", capacity_field("rate"), lambda curve: capacity_field("text")(curve) or "",
-                   shown=EVERYWHERE),
+            Column("capacity", capacity_field("rate"), capacity_text, shown=EVERYWHERE),
             *(Column(name, capacity_field(name)) for name in ("missed_at", "reason", "upper_bound", "missed_below")),
         ]  # fmt: skip
     return [
@@ -231,6 +231,11 @@ def capacity_columns(result: RateSummary) -> list[Column]:
 def capacity_field(name: str) -> Callable[[Curve], Any]:
     """Return a function that reads a field of the capacity; None for a configuration that has not run yet."""
     return lambda curve: None if curve.capacity is None else getattr(curve.capacity, name)
+
+
+def capacity_text(curve: Curve) -> str:
+    """Return the capacity as tables print it."""
+    return "does not start" if curve.refused else "" if curve.capacity is None else curve.capacity.text
 
 
 def level_column(result: RateSummary, rate: float) -> Column:
@@ -253,6 +258,7 @@ def level_column(result: RateSummary, rate: float) -> Column:
 def curve_labels(curve: Curve) -> str:
     """Return the labels of a configuration."""
     names = {"baseline": curve.is_baseline, "outside profile": is_outside_profile(curve)}
+    names["does not start"] = bool(curve.refused)
     return ", ".join(name for name, applies in names.items() if applies)
 
 
@@ -326,7 +332,7 @@ def capacity_notes(result: RateSummary) -> list[str]:
         notes.append(
             f"outside profile: {outside} ({LABEL_MEANINGS['outside profile']}, at a rate that meets the constraints)"
         )
-    notes += [*profile_notes(experiment), CAPACITY_ERROR]
+    notes += [*describe_refused(result.by_rate[result.rates[0]]), *profile_notes(experiment), CAPACITY_ERROR]
     if not result.is_single:
         verdicts = [(rate, verdict_of(summary).text) for rate, summary in result.by_rate.items()]
         notes += [f"at {rates}: {text}" for rates, text in join_rates(verdicts)]

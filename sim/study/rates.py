@@ -110,6 +110,7 @@ class Curve:
     label: str
     points: Sequence[RatePoint]  # in rising order of the rate
     bounds: Sequence[Bound]
+    refused: Sequence[str] = ()  # why the real engine does not start with these settings: then it has no points
     outcome: str = CANNOT_WIN.outcome  # by the capacity: best | equal | worse | cannot win
     rank: int = 0
 
@@ -171,7 +172,8 @@ def build_curves(experiment: Experiment, records: Mapping[RunKey, Record]) -> li
         for rate, group in sorted(runs.get(config, {}).items()):
             row = Row(config, assignment, label, sorted(group, key=lambda run: int(run["replication"])))
             points.append(rate_point(rate, row, experiment.subject_to, experiment.unserved))
-        curves.append(Curve(config, assignment, label, points, experiment.subject_to))
+        refused = points[0].row.refused if points else ()
+        curves.append(Curve(config, assignment, label, [] if refused else points, experiment.subject_to, refused))
     return curves
 
 
