@@ -88,7 +88,7 @@ def needed_length(experiment: Experiment, pilots: Sequence[Record]) -> int:
 
 
 def count_unserved(experiment: Experiment, pilot: Record, executor: Executor) -> float:
-    """Return how many requests the configuration of a pilot leaves unserved at a light load: too long ones, for example.
+    """Return how many requests the configuration of a pilot leaves unserved at a light load, such as too long ones.
 
     If it serves all requests at once, it is 0.
     """
