@@ -188,7 +188,7 @@ def describe_change(row: CheckedBound) -> str:
     if row.change is None:
         return "–"
     mean, low, high = row.change.relative
-    if math.isinf(mean) or not row.change.b:
+    if math.isinf(mean) or (row.change.a and not row.change.b):
         return signed_change(row.change)
     return f"{100 * mean:+.2f} %" + ("" if low is None or high is None else f" [{100 * low:+.2f}, {100 * high:+.2f}]")
 
