@@ -143,8 +143,8 @@ class Check:
         notes = [found.text for found in source_notes(side.profile for side in self.sides.values())]
         for side in self.sides.values():
             problem = find_invalid(side.records)
-            labels = ["saturated"] if Row(0, {}, side.name, side.records).is_saturated and not problem else []
-            labels += ["outside profile"] if any(run.get("outside_profile") for run in side.records) else []
+            row = Row(0, {}, side.name, side.records)
+            labels = ["saturated"] * (row.is_saturated and not problem) + ["outside profile"] * row.is_outside_profile
             texts = [note(label).text for label in labels]
             texts += problem.values() if side is self.baseline else ()  # the table has that of the scenario
             notes += [f"{side.name}: {text}" for text in texts]

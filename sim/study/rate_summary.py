@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any, Optional
 
 from servesim.config.layers import Tree
-from servesim.config.paths import relative_paths
 from servesim.core import BadInput
 from servesim.files.terminal import Screen, align_columns
-from servesim.files.write import comment, write_yaml
 from servesim.runs.notes import LABEL_MEANINGS
 from servesim.runs.request_rate import format_rate
 from servesim.statistics.constraints import describe_bounds
@@ -36,6 +34,7 @@ from .table import (
     format_count,
     other_metrics,
     setting_columns,
+    write_best,
     write_tables,
 )
 from .verdict import Verdict, describe_refused, meaning, profile_notes, table_lines, table_notes, verdict_of
@@ -269,9 +268,7 @@ def write_winner(path: Path, result: RateSummary, config: int, rate: float) -> N
         tree, note = result.scenario(config, rate), ""
     except BadInput:
         tree, note = experiment.tree(config), "; the workload has no key for its rate"
-    label = f"The best of {len(experiment.configs)} configurations of {experiment.name}: {experiment.label(config)}"
-    text = comment(f"The capacity of {experiment.name}" if result.is_single else label)
-    write_yaml(path, relative_paths(tree, path.parent), text + comment(f"at {format_rate(rate)}{note}"))
+    write_best(path, experiment.at_rate(rate), config, tree, f"at {format_rate(rate)}{note}")
 
 
 def format_rate_summary(result: RateSummary, top: int, screen: Screen) -> str:
@@ -363,4 +360,4 @@ def describe_saturated(result: RateSummary) -> list[str]:
 
 def is_outside_profile(curve: Curve) -> bool:
     """Whether the profile does not cover the steps of a configuration at a rate that meets the constraints."""
-    return any(run.get("outside_profile") for point in curve.points if point.good for run in point.row.runs)
+    return any(point.row.is_outside_profile for point in curve.points if point.good)

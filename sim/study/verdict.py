@@ -14,7 +14,7 @@ from servesim.statistics.number_format import format_mean, format_percentage
 
 from .columns import printed_cells, wrapped_heads
 from .experiment import Experiment
-from .ranking import Row, Summary
+from .ranking import INCOMPLETE, Row, Summary
 from .table import changed_settings, describe_window, format_count, format_difference, printed_label, sweep_columns
 
 NOT_TESTED = "not tested against the error of the cost model; --intervals does it"
@@ -56,12 +56,6 @@ def without_winner(summary: Summary) -> Verdict:
     name = "the baseline" if nearest is summary.baseline else changed_settings(nearest, summary)
     text = f"No winner: no configuration meets {bounds}. Nearest: {name}, {', '.join(nearest.misses)}."
     return Verdict("infeasible", text, nearest)
-
-
-INCOMPLETE = {  # label -> why such configurations cannot win
-    "failed": "failed", "stuck": "got stuck", "serves fewer": "serves fewer requests than the baseline",
-    "does not start": "is refused by the real engine at its start",
-}  # fmt: skip
 
 
 def describe_incomplete(summary: Summary) -> str:
