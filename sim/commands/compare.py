@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 def register(commands: Any) -> None:
     compare = commands.add_parser(
         "compare", help="compare two scenarios, runs or configurations of a sweep",
-        description="Compare B with A by paired differences. Scenario files run on common random numbers. They and "
-        "configurations of sweeps are paired by replication, folders of single runs by batches of requests.",
+        description="Compare B with A. Scenario files run on common random numbers. They and configurations of sweeps "
+        "are paired by replication, folders of single runs with the same requests by batches of requests. Runs with "
+        "other requests are not paired: their intervals are wider.",
     )  # fmt: skip
     options.add(compare, {
         "A": "scenario YAML file, folder of `sim run -o`, or sweep: DIR is its winner, DIR:CONFIG one configuration, "

@@ -38,12 +38,18 @@ def validate_files(args: argparse.Namespace) -> int:
     from servesim.config.layers import read_scenario_file
     from servesim.config.scenario import scenario_from
     from servesim.costs.device_profile import load_profile
+    from servesim.runs.run_warnings import warn_refused
 
     for file in args.files:
         scenario = scenario_from(read_scenario_file(file), file)
         load_profile(scenario.profile).for_run(scenario.engine.sampling)
-        note = "" if scenario.policy_is_loadable else f", but policy {scenario.policy['name']} was not loaded"
-        print(f"{file}: valid{note}{' (`sim policies check` executes and checks it)' if note else ''}")
+        if scenario.policy_is_loadable:
+            refused = warn_refused(scenario)
+            note = "" if refused is None else f", but {refused.text}"
+        else:
+            name = scenario.policy["name"]
+            note = f", but policy {name} was not loaded (`sim policies check` executes and checks it)"
+        print(f"{file}: valid{note}")
     return 0
 
 

@@ -86,6 +86,7 @@ def show_policy(args: argparse.Namespace) -> int:
 def describe_policy(name: str) -> dict[str, Any]:
     """Return what `show` prints about a policy or a preset."""
     from servesim.config.registry import about_preset, make_policy, own_fields_first, policy_class, preset, presets
+    from servesim.config.validation import validated_against
     from servesim.core.class_source import docstring
     from servesim.engine.rules import rules_of
 
@@ -102,7 +103,7 @@ def describe_policy(name: str) -> dict[str, Any]:
         "policy": settings["name"],
         "about": docstring(policy_class(settings["name"])).splitlines()[0],
         "engine": rules.engine,
-        "validated_against": rules.validated_against,
+        "validated_against": validated_against(policy),
         "fields": [
             {"name": field.name, "value": getattr(policy, field.name), "default": field.default, "help": field.help}
             for field in own_fields_first(type(policy))

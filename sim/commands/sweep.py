@@ -177,7 +177,7 @@ def finish(result: Result, folder: Path, args: argparse.Namespace) -> int:
     from servesim.study.result import format_result, result_json, verdict_of_result, write_result
 
     note_repeats(result, folder)
-    if len(result.failures) == result.run_count:
+    if result.failures and len(result.failures) == result.run_count:
         print(f"sim: every run failed; the first error is: {result.failures[0]['error']}", file=sys.stderr)
         return 1
     print_warning(*(warning.text for warning in scenario_warnings(result.experiment.tree(0))))

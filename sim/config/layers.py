@@ -145,6 +145,13 @@ def override(tree: Tree, settings: Sequence[str]) -> Tree:
     return tree
 
 
+def value_at(tree: Any, key: str) -> Any:
+    """Return the value of `section.key`, None if nothing sets it."""
+    for name in key.split("."):
+        tree = tree.get(name) if isinstance(tree, Mapping) else None
+    return tree
+
+
 def set_key(tree: Tree, key: str, value: Any) -> Tree:
     """Return the tree with the value of `section.key` replaced; another policy drops the fields of the old one."""
     if key.count(".") > MAX_SECTIONS:

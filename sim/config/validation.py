@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from servesim.core import BadInput
+from servesim.core import BadInput, Policy
 from servesim.core.class_source import docstring
 from servesim.engine.rules import rules_of
 from servesim.files.read import read_json
@@ -69,8 +69,17 @@ def version_of(name: str, settings: Mapping[str, Any], counts: Mapping[str, int]
     return next((known for known in counts if known.startswith(version)), version)
 
 
+def validated_against(policy: Policy) -> str:
+    """Return what the decisions of a policy were compared with. A subclass of a built-in one may decide otherwise."""
+    names = {kind: name for name, kind in POLICIES.items()}
+    base = next((kind for kind in type(policy).__mro__ if kind in names), None)
+    if base is not None and base is not type(policy):
+        return f"not validated: a subclass of {names[base]}"
+    return rules_of(policy).validated_against
+
+
 def entry(name: str, about: str, version: str, settings: Mapping[str, Any], count: int) -> Entry:
-    family, validated = FAMILY_OF[settings["name"]], rules_of(make_policy(settings)).validated_against
+    family, validated = FAMILY_OF[settings["name"]], validated_against(make_policy(settings))
     return Entry(name, about, family, version, count, validated, VALIDATION[family].not_modelled)
 
 
@@ -80,7 +89,7 @@ def describe_validation(scenario: Scenario) -> str:
         return "the installed engine itself decides"
     try:
         known = scenario.policy_is_loadable
-        text = rules_of(scenario.make_policy()).validated_against if known else "own policy, not loaded"
+        text = validated_against(scenario.make_policy()) if known else "own policy, not loaded"
         return text if scenario.proof is None else f"{text}; {describe_proof(scenario, scenario.proof)}"
     except BadInput as bad:
         return f"cannot be loaded now: {bad}"

@@ -17,7 +17,7 @@ from servesim.runs.metric_table import metrics_in
 from servesim.statistics.objective import parse_objective
 from servesim.study.columns import frame_row, html_result, printed_cells
 from servesim.study.compare import COLUMNS, Difference, compare, describe_pairs, name_of_b, summarise
-from servesim.study.compared_runs import ComparedRuns, paired_values, single_run
+from servesim.study.compared_runs import ComparedRuns, single_run, two_samples
 
 from .run import Result
 
@@ -41,9 +41,9 @@ class CompareResult:
         return frame.astype(dict.fromkeys(numbers, float))
 
     def pairs(self, metric: str) -> pd.DataFrame:
-        """Return the values of A and B in each pair: a replication, or a batch of requests."""
-        _, a, b = paired_values(self.a, self.b, parse_objective(metric, "metric").metric)
-        return pd.DataFrame({"a": a, "b": b}).rename_axis("pair")
+        """Return the values of A and B in each pair: a replication, or a batch of requests; empty without pairs."""
+        a, b, paired, _ = two_samples(self.a, self.b, parse_objective(metric, "metric").metric)
+        return pd.DataFrame({"a": a, "b": b} if paired else {"a": [], "b": []}).rename_axis("pair")
 
     @property
     def verdict(self) -> str:

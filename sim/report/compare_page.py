@@ -9,14 +9,16 @@ from typing import Optional
 
 from servesim.config.scenario import Scenario
 from servesim.statistics.number_format import format_metric
-from servesim.study.compare import COLUMNS, Difference, name_of_b, summarise
-from servesim.study.compared_runs import ComparedRuns, paired_values
+from servesim.study.compare import COLUMNS, Difference, basis_of, name_of_b, summarise
+from servesim.study.compared_runs import ComparedRuns
 
 from .page import MetricFact, ResultCard, page_table, write_page
 from .plots import Chart, axis_scale, equal_line, metric_rows_layout, plain, points, show, value_axis
 from .trust import CHECK, GOOD, WARN, Fact, policy_fact, profile_facts
 
-OUTCOME_COLOURS = {"better": "@winner", "worse": "@baseline", "not significant": "@point", "the same": "@point"}
+OUTCOME_COLOURS = {
+    "better": "@winner", "worse": "@baseline", "not significant": "@point", "not tested": "@point", "the same": "@point"
+}  # fmt: skip
 
 
 def write_compare_report(
@@ -24,7 +26,7 @@ def write_compare_report(
 ) -> None:
     """Write the page."""
     charts = [change_chart(differences)]
-    charts += [chart for number, d in enumerate(differences) if (chart := pair_chart(a, b, d, number)) is not None]
+    charts += [chart for number, d in enumerate(differences) if (chart := pair_chart(d, number)) is not None]
     write_page(
         path, "compare.html", title="Comparison of two configurations", about=f"A: {a.name}. B: {b.name}.",
         trust=trust(a, b, differences), result=result(differences, name_of_b(a, b), tolerance), charts=charts,
@@ -38,9 +40,8 @@ def trust(a: ComparedRuns, b: ComparedRuns, differences: Sequence[Difference]) -
     facts = [fact for profile in profiles.values() for fact in profile_facts(profile)]
     if not facts:
         facts = [Fact("Profile", "that of the compared folders; their own reports describe it", CHECK)]
-    most = max(differences, key=lambda d: d.change.n)
-    pairs = f"{most.change.n} pairs of {most.pairs}" if most.change.n > 1 else "one run each: no confidence interval"
-    facts.append(Fact("Pairs", pairs, GOOD if most.change.n > 1 else WARN))
+    basis = basis_of(differences)
+    facts.append(Fact("Pairs", basis or "one run each: no confidence interval", GOOD if basis else WARN))
     draws = max(len(d.draws) for d in differences)
     text = f"intervals include {draws} draws of the cost model" if draws else "not part of the intervals (--intervals)"
     facts.append(Fact("Calibration uncertainty", text, GOOD if draws else CHECK))
@@ -52,6 +53,7 @@ def result(differences: Sequence[Difference], b: str, tolerance: Optional[float]
     """Return the comparison in sentences, and the change of each metric; `b` is the name of B."""
     first, *others = differences
     outcomes = {"better": f"{b} is better", "worse": f"{b} is worse", "the same": "No difference"}
+    outcomes["not tested"] = "A difference that is not tested"
     title = f"{outcomes.get(first.outcome, 'No significant difference')} in {first.objective.metric}"
     facts = [MetricFact(d.objective.metric, change_text(d), d.outcome) for d in others]
     big = f"{first.objective.metric} {change_text(first)}"
@@ -86,11 +88,11 @@ def change_chart(differences: Sequence[Difference]) -> Chart:
     return Chart("changes", "Relative change of each metric", data, layout, caption)
 
 
-def pair_chart(a: ComparedRuns, b: ComparedRuns, difference: Difference, number: int) -> Optional[Chart]:
+def pair_chart(difference: Difference, number: int) -> Optional[Chart]:
     """Return the values of A and B in each pair; None without pairs."""
     metric = difference.objective.metric
-    kind, first, second = paired_values(a, b, metric)
-    if len(first) < 2:
+    first, second, paired, (kind, _) = difference.values
+    if len(first) < 2 or not paired:
         return None
     divisor, title = axis_scale(metric, [*first, *second])
     xy = [(x / divisor, y / divisor) for x, y in zip(first, second)]

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple, Optional
 from servesim.core import BadInput
 from servesim.statistics.intervals import Interval
 from servesim.statistics.number_format import format_mean
-from servesim.study.experiment import format_value
+from servesim.study.experiment import format_value, short_key
 from servesim.study.knob_table import KnobTable, RowSearch, cell_text, knob_table, sorted_values
 from servesim.study.ranking import Row, Summary
-from servesim.study.table import short_key
 
 from .plots import Chart, Trace, axis_scale, common_range, log_axis, plain, points
 

@@ -15,8 +15,7 @@ from servesim.core import BadInput
 from servesim.files.chart_style import DARK, FONT, LIGHT
 from servesim.files.write import open_text
 from servesim.study.columns import Column, columns_in
-from servesim.study.experiment import format_value
-from servesim.study.table import short_key
+from servesim.study.experiment import format_value, short_key
 
 from .plots import Chart
 

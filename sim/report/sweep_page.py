@@ -14,7 +14,7 @@ from servesim.statistics.number_format import format_mean, format_number
 from servesim.statistics.objective import Objective
 from servesim.study.columns import Column
 from servesim.study.experiment import Experiment, format_value
-from servesim.study.ranking import Row, Summary
+from servesim.study.ranking import INCOMPLETE, Row, Summary
 from servesim.study.table import format_count, format_difference, printed_label, sweep_columns
 from servesim.study.verdict import (
     describe_confirmation,
@@ -41,7 +41,6 @@ from .recorded_runs import COLOURS, RecordedRun, compared_rows, leader, record_r
 from .trade_offs import point_names, slo_of, trade_offs
 from .trust import sweep_facts
 
-NOT_ELIGIBLE = ("stuck", "failed", "serves fewer", "does not start")  # labels
 TITLES = {
     "winner": "Winner", "baseline": "No winner: nothing beats the baseline",
     "infeasible": "No winner: no configuration meets the constraints", "failed": "No winner",
@@ -178,7 +177,7 @@ def configurations(summary: Summary) -> Table:
 
 def is_reason(label: str, row: Row) -> bool:
     """Whether a label says why a configuration cannot win."""
-    return label in NOT_ELIGIBLE or label in row.misses
+    return label in INCOMPLETE or label in row.misses
 
 
 def recorded_text(runs: Sequence[RecordedRun]) -> str:

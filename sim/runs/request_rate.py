@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from servesim.config.layers import Tree, apply_assignment, set_key
+from servesim.config.layers import Tree, apply_assignment, set_key, value_at
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
 from servesim.traces.edit import arrivals_advice
@@ -33,13 +33,8 @@ def request_rate(tree: Tree) -> float:
 
 def rate_key_value(tree: Mapping[str, Any]) -> Optional[float]:
     """Return the rate that a scenario sets, None if it has no such key."""
-    for key in RATE_KEYS:
-        value: Any = tree
-        for name in key.split("."):
-            value = value.get(name) if isinstance(value, Mapping) else None
-        if value is not None:
-            return float(value)
-    return None
+    values = [value_at(tree, key) for key in RATE_KEYS]
+    return next((float(value) for value in values if value is not None), None)
 
 
 def scenario_at_rate(tree: Tree, rate: float, factor: float) -> Optional[Tree]:

@@ -1,4 +1,4 @@
-"""Means, paired differences and relative changes with Student t confidence intervals.
+"""Means and differences with Student t confidence intervals.
 
 A pair is two runs with the same random numbers, so their common variation cancels in the difference.
 """
@@ -12,7 +12,7 @@ from typing import NamedTuple, Optional
 
 from servesim.runs.intervals import half_width_of_draws
 
-MAX_LOG = 50.0  # a wider interval has no upper limit in practice
+MAX_CORRELATION = 0.95  # of neighbouring values: with more, they show nothing about the error of their mean
 
 
 class Interval(NamedTuple):
@@ -33,56 +33,69 @@ class Interval(NamedTuple):
         return Interval(self.mean / scale, None if self.half_width is None else self.half_width / scale, self.n)
 
 
-class RelativeChange(NamedTuple):
-    """A change as a fraction of the base, and the limits of its confidence interval."""
+class Sample(NamedTuple):
+    """The mean of some values, its standard error, and the degrees of freedom of the error."""
 
-    mean: float  # infinite if the base is 0
-    low: Optional[float] = None  # None: one run each
-    high: Optional[float] = None
+    mean: float
+    error: Optional[float]  # None: a single value has none
+    freedom: float
+    n: int  # number of values
 
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether the change is significant."""
-        return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
+    def interval(self, confidence: float) -> Interval:
+        """Return the t interval of the mean."""
+        half_width = self.error and t_quantile(confidence, self.freedom) * self.error
+        return Interval(self.mean, half_width, self.n)
+
+    def scaled(self, factor: float) -> Sample:
+        """Return the sample with all values multiplied."""
+        return self._replace(mean=factor * self.mean, error=self.error and abs(factor) * self.error)
+
+    def minus(self, other: Sample) -> Sample:
+        """Return the difference of the means of two independent samples (Welch)."""
+        mean, n = self.mean - other.mean, min(self.n, other.n)
+        if self.error is None or other.error is None:
+            return Sample(mean, None, 1.0, n)
+        error, parts = math.hypot(self.error, other.error), [(self.error, self.freedom), (other.error, other.freedom)]
+        freedom = error**4 / math.fsum(part**4 / free for part, free in parts) if error else 1.0
+        return Sample(mean, error, freedom, n)
+
+
+def sample(values: Sequence[float], consecutive: bool = False) -> Sample:
+    """Return the mean of values and its error; consecutive ones, such as batches of a run, depend on each other."""
+    count = len(values)
+    if not count:
+        return Sample(math.nan, None, 1.0, 0)
+    if count == 1 or all(value == values[0] for value in values):  # avoids rounding errors
+        return Sample(values[0], 0.0 if count > 1 else None, max(1.0, count - 1.0), count)
+    mean = math.fsum(values) / count
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
+    share = independent_share(values) if consecutive else 1.0
+    return Sample(mean, deviation / math.sqrt(count * share), max(1.0, (count - 1) * share), count)
+
+
+def independent_share(values: Sequence[float]) -> float:
+    """Return which fraction of consecutive values counts, if each one depends on the one before (AR(1)).
+
+    The error of the mean is that of fewer, longer batches which do not depend on each other.
+    """
+    count, mean = len(values), math.fsum(values) / len(values)
+    deviations = [value - mean for value in values]
+    products = math.fsum(one * other for one, other in zip(deviations, deviations[1:]))
+    measured = products / math.fsum(deviation**2 for deviation in deviations)
+    correlation = measured + (1 + 4 * max(0.0, measured)) / count  # few values show too little (Marriott and Pope)
+    correlation = min(MAX_CORRELATION, max(0.0, correlation))
+    return (1 - correlation) / (1 + correlation)
 
 
 def interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
     """Return the mean of independent values and its t interval."""
-    count = len(values)
-    if not count:
-        return Interval(math.nan, None, 0)
-    if count == 1 or all(value == values[0] for value in values):  # avoids rounding errors
-        return Interval(values[0], 0.0 if count > 1 else None, count)
-    mean = math.fsum(values) / count
-    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
-    return Interval(mean, t_quantile(confidence, count - 1) * deviation / math.sqrt(count), count)
+    return sample(values).interval(confidence)
 
 
 def paired_difference(values: Sequence[float], base: Sequence[float], confidence: float = 0.95) -> Interval:
     """Return the mean of value - base over all pairs, and its t interval."""
     assert len(values) == len(base), "values and base must have the same length"
     return interval([value - other for value, other in zip(values, base)], confidence)
-
-
-def relative_change(
-    values: Sequence[float], base: Sequence[float], confidence: float = 0.95, effects: Sequence[float] = ()
-) -> RelativeChange:
-    """Return the change of the mean as a fraction of the base's mean, over all pairs.
-
-    The interval is that of the logarithm of the ratio of the means (delta method), so it never falls below -100 %: no
-    metric can fall by more. `effects` are the changes of this logarithm in each draw of the cost model.
-    """
-    mean, other = math.fsum(values) / len(values), math.fsum(base) / len(base)
-    if not (mean > 0 and other > 0):  # no logarithm: both 0, only one 0, or no value
-        change = 0.0 if mean == other else (mean - other) / abs(other) if other else math.copysign(math.inf, mean)
-        return RelativeChange(change, change, change) if len(values) > 1 else RelativeChange(change)
-    change = mean / other - 1
-    if len(values) < 2 and len(effects) < 2:
-        return RelativeChange(change)
-    slopes = interval([value / mean - paired / other for value, paired in zip(values, base)], confidence)
-    half_width = with_draws(slopes, effects, confidence).half_width or 0.0
-    factors = (math.exp(-half_width), math.exp(min(half_width, MAX_LOG)))
-    return RelativeChange(change, *(mean / other * factor - 1 for factor in factors))
 
 
 def replications_for(half_width: float, measured: Interval, confidence: float = 0.95) -> int:
@@ -120,7 +133,7 @@ def with_draws(measured: Interval, effects: Sequence[float], confidence: float =
 
 
 @lru_cache(maxsize=4096)
-def t_quantile(confidence: float, degrees_of_freedom: int) -> float:
+def t_quantile(confidence: float, degrees_of_freedom: float) -> float:
     """Return the t with P(|T| < t) = confidence."""
     from scipy.special import stdtrit
 

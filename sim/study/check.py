@@ -1,9 +1,10 @@
 """Check a scenario against constraints: each one is met, undecided or broken.
 
 The interval of a metric decides. It has the variation between replications and the uncertainty of the profile; a
-constraint is undecided if the interval contains its limit. The ratio to a baseline decides a constraint such as
-`p99_ttft_ms <= 1.05 * baseline`, in pairs with the same random numbers. Unserved requests make the latencies of the
-others shorter, so every check has a constraint on `failed`.
+constraint is undecided if the interval contains its limit. One replication of random requests does not show how much
+they vary, so it has no interval. The ratio to a baseline decides a constraint such as `p99_ttft_ms <= 1.05 * baseline`,
+in pairs with the same random numbers; if one side is 0, the difference decides. Unserved requests make the latencies
+of the others shorter, so every check has a constraint on `failed`.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from servesim.statistics.objective import Objective, check_figures
 
 from .columns import EVERYWHERE, Column, html_result, json_row, printed_cells, wrapped_heads
 from .compare import Difference, difference, signed_change
-from .compared_runs import ComparedRuns, from_scenario
+from .compared_runs import ComparedRuns, from_scenario, request_source
 from .executor import Executor
 from .ranking import Row, find_invalid
 from .table import format_count
+from .verdict import why_no_value
 
 NO_VALUE = Interval(math.nan, None, 0)
 
@@ -45,6 +47,7 @@ class CheckedBound:
     sampling: Interval  # of the replications only
     change: Optional[Difference] = None  # from the baseline
     problem: str = ""  # why the runs have no value
+    confidence: float = 0.95
 
     @property
     def limit(self) -> float:
@@ -56,13 +59,16 @@ class CheckedBound:
     @property
     def verdict(self) -> str:
         """Met, undecided or broken."""
-        mean, half_width, _ = self.value
-        if math.isnan(mean) or not self.bound.of_baseline:
-            return self.bound.verdict(mean - (half_width or 0.0), mean + (half_width or 0.0))
+        if math.isnan(self.value.mean) or not self.bound.of_baseline:
+            return self.bound.verdict(*limits_of(self.value))
         if self.change is None:
             return "undecided"
-        change, low, high = self.change.relative
-        return self.bound.verdict(1 + (change if low is None else low), 1 + (change if high is None else high))
+        if self.change.a > 0 and self.change.b > 0:
+            change, low, high = self.change.relative
+            return self.bound.verdict(1 + (change if low is None else low), 1 + (change if high is None else high))
+        low, high = limits_of(self.change.excess(self.bound.value, self.confidence))  # no metric is below 0:
+        low, high = (low, min(0.0, high)) if self.change.a > 0 else (max(0.0, low), high)
+        return self.bound._replace(value=0.0).verdict(low, high)
 
     @property
     def reason(self) -> str:
@@ -82,7 +88,7 @@ class CheckedBound:
         rest = (self.value.mean - self.limit) ** 2 - max(0.0, total**2 - (sampled or 0.0) ** 2)
         if self.bound.of_baseline or not sampled or rest <= 0:
             return ""
-        return f"; about {replications_for(math.sqrt(rest), self.sampling):,} replications decide"
+        return f"; about {replications_for(math.sqrt(rest), self.sampling, self.confidence):,} replications decide"
 
 
 @dataclass(frozen=True)
@@ -110,12 +116,21 @@ class Check:
     def basis(self) -> str:
         """What the intervals are based on."""
         varies, count, draws = scenario_from(self.runs.scenario).varies, len(self.runs.runs), len(self.runs.draws)
+        if not count:
+            return "No run."
+        if count == 1 and varies:
+            return "One run of random requests: no intervals, so the verdicts are those of these requests only."
         if count == 1 and not draws:
-            exact = "Nothing in the run is random: the verdicts are exact."
-            return "One run of random requests: the verdicts have no intervals." if varies else exact
+            return f"Nothing in the run is random: the verdicts are exact{' for these requests' * self.other_requests}."
         parts = [format_count(count, "replication")] if varies else []
         parts += [f"{draws} draws of the cost model (calibration uncertainty)"] if draws else []
         return f"{100 * self.confidence:g} % intervals of {' and '.join(parts)}."
+
+    @property
+    def other_requests(self) -> bool:
+        """Whether the baseline serves other requests than the scenario."""
+        sides = [side.scenario for side in self.sides.values()]
+        return len(sides) > 1 and request_source(sides[0]) != request_source(sides[1])
 
     @property
     def sides(self) -> dict[str, ComparedRuns]:
@@ -128,11 +143,13 @@ class Check:
         notes = [found.text for found in source_notes(side.profile for side in self.sides.values())]
         for side in self.sides.values():
             problem = find_invalid(side.records)
-            labels = ["saturated"] if Row(0, {}, side.name, side.records).is_saturated and not problem else []
-            labels += ["outside profile"] if any(run.get("outside_profile") for run in side.records) else []
+            row = Row(0, {}, side.name, side.records)
+            labels = ["saturated"] * (row.is_saturated and not problem) + ["outside profile"] * row.is_outside_profile
             texts = [note(label).text for label in labels]
             texts += problem.values() if side is self.baseline else ()  # the table has that of the scenario
             notes += [f"{side.name}: {text}" for text in texts]
+        if self.other_requests:
+            notes.append("the baseline has other requests (workload, trace or seed): a change can come from them")
         return notes
 
     @property
@@ -161,12 +178,17 @@ class Check:
         return html_result(f"Check: {self.runs.name}", self.cells, [self.text, *self.notes])
 
 
+def limits_of(interval: Interval) -> tuple[float, float]:
+    """Return both limits of an interval; without one, the mean."""
+    return interval.mean - (interval.half_width or 0.0), interval.mean + (interval.half_width or 0.0)
+
+
 def describe_change(row: CheckedBound) -> str:
-    """Return the change from the baseline: in percent with its interval, or absolute if the baseline is 0."""
+    """Return the change from the baseline: in percent with its interval, or absolute if one side is 0."""
     if row.change is None:
         return "–"
     mean, low, high = row.change.relative
-    if math.isinf(mean):
+    if math.isinf(mean) or (row.change.a and not row.change.b):
         return signed_change(row.change)
     return f"{100 * mean:+.2f} %" + ("" if low is None or high is None else f" [{100 * low:+.2f}, {100 * high:+.2f}]")
 
@@ -207,12 +229,23 @@ def run_check(
     if relative is not None and baseline is None:
         raise BadInput(f"{where}: {relative}: expected a number, because there is no baseline")
     sides = [scenario] if baseline is None else [scenario, baseline]
-    profiles = [scenario_from(*side).profile for side in sides]
+    scenarios = [scenario_from(*side) for side in sides]
+    profiles = [side.profile for side in scenarios]
     check_figures([bound.metric for bound in bounds], profiles, where)
     known = [load_profile(profile).uncertainty for profile in profiles]
-    draws = draws if any(uncertainty.draws or uncertainty.session for uncertainty in known) else 0
+    uncertain = any(uncertainty.draws or uncertainty.session for uncertainty in known)
+    draws = draws if uncertain and (replications > 1 or not scenarios[0].varies) else 0
     runs = [from_scenario(*side, replications, executor, draws) for side in sides]
+    for side, names in zip(runs, ([bound.metric for bound in bounds], [b.metric for b in bounds if b.of_baseline])):
+        check_values(side, names, where)
     return check_runs(runs[0], runs[1] if baseline else None, bounds, confidence)
+
+
+def check_values(runs: ComparedRuns, metrics: Sequence[str], where: str) -> None:
+    """Raise BadInput for a metric without a value: no limit of it can be checked."""
+    for metric in metrics if not find_invalid(runs.records) else ():
+        if math.isnan(runs.mean(metric).mean):
+            raise BadInput(f"{where}: {metric}: the runs of {runs.name} have no value{why_no_value(metric)}")
 
 
 def check_runs(
@@ -231,5 +264,5 @@ def check_runs(
         if valid is not None and not math.isnan(value.mean):
             change = difference(valid, runs, Objective(metric, metric_named(metric).goal), confidence)
             change = None if math.isnan(change.a) else change
-        rows.append(CheckedBound(bound, value, sampling, change, problem))
+        rows.append(CheckedBound(bound, value, sampling, change, problem, confidence))
     return Check(runs, baseline, rows, confidence)

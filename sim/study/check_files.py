@@ -20,7 +20,9 @@ def write_junit(check: Check, path: str, allow_undecided: bool = False) -> None:
     tags = {"broken": "failure", "undecided": "skipped" if allow_undecided else "failure"}
     head, *body = check.cells
     for row, cells in zip(check.rows, body):
-        case = SubElement(suite, "testcase", name=str(row.bound), classname=xml_text(check.runs.name), time="0")
+        case = SubElement(
+            suite, "testcase", name=xml_text(str(row.bound)), classname=xml_text(check.runs.name), time="0"
+        )
         if row.verdict in tags:
             message = ", ".join(f"{name} {cell}" for name, cell in zip(head[1:], cells[1:]))
             SubElement(case, tags[row.verdict], type=row.verdict, message=xml_text(message))

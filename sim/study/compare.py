@@ -1,4 +1,4 @@
-"""Compare two scenarios, runs or configurations of a sweep, in pairs with the same random numbers."""
+"""Compare two scenarios, runs or configurations of a sweep, in pairs with the same requests if there are some."""
 
 from __future__ import annotations
 
@@ -9,19 +9,14 @@ from typing import Any, Optional
 
 from servesim.core import BadInput
 from servesim.files.terminal import PLAIN, Screen, align_columns
-from servesim.statistics.intervals import (
-    Interval,
-    RelativeChange,
-    interval,
-    paired_difference,
-    relative_change,
-    with_draws,
-)
+from servesim.statistics.intervals import Interval, with_draws
 from servesim.statistics.number_format import format_mean, format_metric
 from servesim.statistics.objective import Objective
+from servesim.statistics.two_samples import RelativeChange, TwoSamples, relative_change
 
 from .columns import EVERYWHERE, Column, json_row, printed_cells, wrapped_heads
-from .compared_runs import ComparedRuns, paired_draws, paired_values
+from .compared_runs import ComparedRuns, paired_draws, two_samples
+from .ranking import find_invalid
 from .verdict import NOT_TESTED
 
 OUTCOMES = ("better", "worse")  # of a significant difference
@@ -36,18 +31,20 @@ class Difference:
     b: float
     change: Interval
     relative: RelativeChange  # the change as a fraction of A
-    pairs: str  # replications | batches | one run
+    values: TwoSamples
     draws: Sequence[float] = ()  # B minus A in each draw of the cost model
 
     @property
     def outcome(self) -> str:
-        """How B compares with A: the same, not significant, better or worse."""
+        """How B compares with A: the same, not significant, not tested (other requests), better or worse."""
         if self.change.mean == 0 and not self.change.half_width:
             return "the same"
         if self.a > 0 and self.b > 0:  # the relative interval is exact only then
             tested, significant = self.relative.low is not None, self.relative.excludes_zero
         else:
             tested, significant = self.change.half_width is not None, self.change.excludes_zero
+        if not tested and not self.values.paired:
+            return "not tested"
         if tested and not significant:
             return "not significant"
         return "better" if self.objective.better(self.relative.mean) else "worse"
@@ -55,7 +52,7 @@ class Difference:
     def describe(self, b: str = "B") -> str:
         """Return the outcome with the size of the change and its interval; `b` is the name of B."""
         mean, low, high = self.relative
-        limits = "one run each"
+        limits = "one run each" if self.values.paired else "one run each, with other requests"
         if low is not None and high is not None:
             limits = f"interval {100 * low:+.2f} to {100 * high:+.2f} %"
         if self.draws:
@@ -63,12 +60,20 @@ class Difference:
             limits += f", better in {better} of {len(self.draws)} draws"
         if self.outcome == "the same":
             return self.outcome
-        limits = "A is 0" if math.isinf(mean) else limits
+        limits = limits if self.a and self.b else f"{'B' if self.a else 'A'} is 0"
+        if self.outcome == "not tested":
+            return f"the difference of {100 * mean:+.2f} % is not tested ({limits})"
         if self.outcome == "not significant":
             return f"the difference is not significant ({limits})"
         if math.isinf(mean):
             return f"{b} is {self.outcome} ({limits})"
         return f"{b} is {100 * abs(mean):.2f} % {self.outcome} ({limits})"
+
+    def excess(self, factor: float, confidence: float) -> Interval:
+        """Return by how much B is above `factor` * A."""
+        measured = self.values.difference(1.0, factor).interval(confidence)
+        effects = [change - self.change.mean for change in self.draws]
+        return with_draws(measured, effects, confidence)
 
     def exceeds(self, tolerance: float) -> bool:
         """Whether B differs from A by more than this fraction of A."""
@@ -76,16 +81,16 @@ class Difference:
 
 
 def difference(a: ComparedRuns, b: ComparedRuns, objective: Objective, confidence: float) -> Difference:
-    """Return the paired difference in one metric, with the uncertainty of the cost model if both have draws."""
+    """Return the difference in one metric, with the uncertainty of the cost model if both have draws."""
     metric = objective.metric
-    kind, first, second = paired_values(a, b, metric)
-    change = paired_difference(second, first, confidence)
-    mean_a, mean_b = interval(first).mean, interval(second).mean
+    values = two_samples(a, b, metric)
+    change = values.difference()
+    mean_a, mean_b = (math.fsum(side) / len(side) for side in (values.a, values.b))
     pairs = paired_draws(a, b, metric)
     effects = [drawn_b - drawn_a for drawn_a, drawn_b in pairs]
     return Difference(
-        objective, mean_a, mean_b, with_draws(change, effects, confidence),
-        relative_change(second, first, confidence, log_effects(mean_a, mean_b, pairs)), kind,
+        objective, mean_a, mean_b, with_draws(change.interval(confidence), effects, confidence),
+        relative_change(values, confidence, log_effects(mean_a, mean_b, pairs)), values,
         [change.mean + effect for effect in effects],
     )  # fmt: skip
 
@@ -100,6 +105,9 @@ def compare(
     a: ComparedRuns, b: ComparedRuns, objectives: Sequence[Objective], confidence: float = 0.95
 ) -> list[Difference]:
     """Return the difference in each metric that A and B both have."""
+    for side in (a, b):
+        if side.records and not side.runs:
+            raise BadInput(f"{side.name}: {', '.join(find_invalid(side.records).values())}")
     differences = [difference(a, b, objective, confidence) for objective in objectives]
     differences = [d for d in differences if not math.isnan(d.a) and not math.isnan(d.b)]
     if not differences:
@@ -146,8 +154,8 @@ COLUMNS = (  # a row is a Difference
     Column("relative_high", lambda d: d.relative.high),
     Column("outcome", lambda d: d.outcome),
     Column("verdict", Difference.describe, shown=EVERYWHERE, wrap=True),
-    Column("pairs", lambda d: d.change.n),
-    Column("paired_by", lambda d: d.pairs),
+    Column("pairs", lambda d: d.change.n if d.values.paired else 0),
+    Column("paired_by", lambda d: d.values.units[0] if d.values.paired else None),
 )
 
 
@@ -168,9 +176,13 @@ def differences_json(
 
 def describe_pairs(differences: Sequence[Difference], confidence: float) -> str:
     """Return what the intervals are based on, and whether they include the error of the cost model."""
-    most = max(differences, key=lambda row: row.change.n)
-    size, draws = most.change.n, max(len(row.draws) for row in differences)
-    text = f"{size} pairs of {most.pairs}, {100 * confidence:g} % t intervals" if size > 1 else "One run each"
+    basis, draws = basis_of(differences), max(len(row.draws) for row in differences)
+    text = f"{basis[:1].upper()}{basis[1:]}, {100 * confidence:g} % t intervals" if basis else "One run each"
     if draws:
         return f"{text} and {draws} draws of the cost model (calibration uncertainty)."
     return f"{text}, {NOT_TESTED}."
+
+
+def basis_of(differences: Sequence[Difference]) -> str:
+    """Return what most of the intervals are based on; empty without intervals."""
+    return max(differences, key=lambda row: row.change.n).values.basis

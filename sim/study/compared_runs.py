@@ -1,36 +1,37 @@
 """The runs of A or of B in a comparison: simulated now, or read from the folder of a run or a sweep.
 
-A pair is a replication. For folders of single runs it is a batch of consecutive arrivals, because the latencies of
-neighbouring requests are not independent.
+A pair is a replication with the same requests. For single runs it is a batch of consecutive arrivals. Runs with other
+requests have no pairs: they are two independent samples.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import statistics
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Optional
 
-import numpy as np
 from servesim.config.layers import Tree, read_scenario_file
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput
 from servesim.runs.metric_table import METRICS, PERCENTILES, percentile_metrics
-from servesim.runs.metrics import time_per_token
 from servesim.runs.request_rate import format_rate
-from servesim.runs.run_folder import RESULT, read_run
+from servesim.runs.run_folder import RESULT, latencies_of, read_run
 from servesim.statistics.intervals import Interval, interval
+from servesim.statistics.two_samples import BATCHES, RUN, TwoSamples
 
-from .executor import Executor
+from .executor import Executor, run_startable
 from .experiment import planned_draws
 from .experiment_file import EXPERIMENT_FILE
 from .ranking import Row, Summary, draw_effects
 from .single_run import Record, Task, context_json, replication_seed
 from .sweep import load_summary
 
-BATCHES = 20  # of consecutive arrivals: long enough to be nearly independent, enough for an interval
+BATCH_COUNT = 20  # of consecutive arrivals: enough for an interval
 RequestRows = Sequence[Mapping[str, Any]]  # of requests.csv
 MetricsByPair = dict[Hashable, dict[str, float]]  # pair key -> metrics
 
@@ -41,7 +42,7 @@ class ComparedRuns:
 
     name: str
     runs: MetricsByPair  # by seed
-    batches: MetricsByPair = field(default_factory=dict)  # by batch, for a single run
+    requests: RequestRows = ()  # of a single run
     draws: Sequence[Record] = ()  # runs with random cost models
     records: Sequence[Record] = ()  # the runs that the draws repeat
     scenario: Tree = field(default_factory=dict)  # empty: unknown, the folder of a run without it
@@ -60,14 +61,54 @@ class ComparedRuns:
         """Return the mean of a metric over the runs, with the interval of the replications."""
         return interval([run[metric] for run in self.runs.values() if metric in run], confidence)
 
+    def values(self, metric: str) -> tuple[str, list[float]]:
+        """Return the values of a metric that show its variation: of replications, of batches, or one value."""
+        values = [run[metric] for run in self.runs.values() if metric in run]
+        batches = batch_means(finished(self.requests)).get(metric, []) if len(values) == 1 else []
+        if len(batches) > 1:
+            return BATCHES, batches
+        return ("replications", values) if len(values) > 1 else (RUN, values or [math.nan])
 
-def paired_values(a: ComparedRuns, b: ComparedRuns, metric: str) -> tuple[str, list[float], list[float]]:
-    """Return the kind of the pairs and the values of A and B; batches if there are no replications to pair."""
-    for kind, mine, other in (("replications", a.runs, b.runs), ("batches", a.batches, b.batches)):
-        keys = [key for key in mine if key in other and metric in mine[key] and metric in other[key]]
-        if len(keys) > 1:
-            return kind, [mine[key][metric] for key in keys], [other[key][metric] for key in keys]
-    return "one run", [a.mean(metric).mean], [b.mean(metric).mean]
+
+def two_samples(a: ComparedRuns, b: ComparedRuns, metric: str) -> TwoSamples:
+    """Return the values of A and B: in pairs if both have the same requests."""
+    keys = [key for key in a.runs if key in b.runs and metric in a.runs[key] and metric in b.runs[key]]
+    if len(keys) > 1:
+        return TwoSamples([a.runs[key][metric] for key in keys], [b.runs[key][metric] for key in keys], True)
+    single, same = len(a.runs) == len(b.runs) == 1, have_same_requests(a, b)
+    batches = [batch_means(rows).get(metric, []) for rows in finished_in_both(a.requests, b.requests)] if same else []
+    if single and same and len(batches[0]) > 1:
+        return TwoSamples(batches[0], batches[1], True, (BATCHES, BATCHES))
+    (unit_a, first), (unit_b, second) = a.values(metric), b.values(metric)
+    if single and same:
+        first, second, unit_a, unit_b = [a.mean(metric).mean], [b.mean(metric).mean], RUN, RUN
+    return TwoSamples(first, second, single and same, (unit_a, unit_b))
+
+
+def have_same_requests(a: ComparedRuns, b: ComparedRuns) -> bool:
+    """Whether A and B serve the same requests, by their scenarios or, for stored runs, by their requests."""
+    if not (a.requests and b.requests):
+        return not (a.scenario and b.scenario) or request_source(a.scenario) == request_source(b.scenario)
+    rows = {row["id"]: row for row in b.requests}
+    if rows.keys() != {row["id"] for row in a.requests}:
+        return False
+    pairs = [(row, rows[row["id"]]) for row in a.requests]
+    times = [float(row["arrival"]) for row in a.requests]
+    gap, seen = (max(times) - min(times)) / len(times), set()
+    for one, other in pairs:
+        lengths = ["prompt", "output"] if one["outcome"] == other["outcome"] == "finished" else ["prompt"]
+        follows = one["session"] in seen  # the next request of a session waits for the answer to the last one
+        late = not follows and abs(float(one["arrival"]) - float(other["arrival"])) > gap  # of a live client
+        if late or any(one[key] != other[key] for key in lengths):
+            return False
+        seen |= {one["session"]} - {None, ""}
+    return True
+
+
+def request_source(tree: Tree) -> str:
+    """Return a text that is equal for scenarios with the same requests."""
+    seed = tree.get("seed") if tree.get("trace") is None or tree.get("noise") else None
+    return json.dumps([tree.get("workload"), tree.get("trace"), seed], sort_keys=True, default=str)
 
 
 def paired_draws(a: ComparedRuns, b: ComparedRuns, metric: str) -> list[tuple[float, float]]:
@@ -120,7 +161,8 @@ def from_scenario(
     count = replications if scenario.varies else 1
     tasks = [Task(0, replication, {}) for replication in range(count)]
     tasks += [Task(0, replication, {}, draw=draw) for replication, draw in planned_draws(draws, count)]
-    records = sorted(executor.run(context_json(tree, percentiles=percentiles), tasks), key=itemgetter(0))
+    context = context_json(tree, percentiles=percentiles)
+    records = sorted(run_startable(executor, context, tasks), key=itemgetter(0))
     for _, record in records:
         if "error" in record:
             raise BadInput(f"{name}: {record['error']}")
@@ -132,7 +174,8 @@ def from_records(
     scenario: Scenario, name: str, records: Sequence[Record], draws: Sequence[Record] = ()
 ) -> ComparedRuns:
     """Return the replications of a scenario, which have just run."""
-    runs: MetricsByPair = {replication_seed(scenario.seed, r["replication"]): r["metrics"] for r in records}
+    started = [record for record in records if "metrics" in record]
+    runs: MetricsByPair = {replication_seed(scenario.seed, run["replication"]): run["metrics"] for run in started}
     runs = dict(sorted(runs.items(), key=str))
     known = scenario.model_dump(mode="json")
     return ComparedRuns(name, runs, draws=draws, records=records, scenario=known, simulated=True)
@@ -180,21 +223,27 @@ def from_run(folder: Path, percentiles: Sequence[float] = ()) -> ComparedRuns:
 def single_run(name: str, metrics: Mapping[str, Any], rows: RequestRows, scenario: Tree) -> ComparedRuns:
     """Return one run: its metrics and the rows of its requests."""
     numbers = {key: float(value) for key, value in metrics.items() if type(value) in (int, float)}
-    return ComparedRuns(name, {("run", scenario.get("seed")): numbers}, batch_means(rows), scenario=scenario)
+    return ComparedRuns(name, {("run", scenario.get("seed")): numbers}, rows, scenario=scenario)
 
 
-def batch_means(rows: RequestRows) -> MetricsByPair:
-    """Return mean latencies (ms) per batch of consecutive arrivals, of finished requests."""
-    done = sorted((row for row in rows if row["outcome"] == "finished"), key=lambda row: row["arrival"])
-    count = min(BATCHES, len(done) // 2)
-    means: MetricsByPair = {}
-    for number in range(count):
-        batch = done[number * len(done) // count : (number + 1) * len(done) // count]
-        ttft = [row["first_token"] - row["arrival"] for row in batch]
-        e2el = [row["finish"] - row["arrival"] for row in batch]
-        output = np.array([row["output"] for row in batch])
-        tpot = time_per_token(np.array(ttft), np.array(e2el), output)[output > 1].tolist()
-        latencies = {"mean_ttft_ms": ttft, "mean_e2el_ms": e2el, "mean_tpot_ms": tpot}
-        key = (number, batch[0]["id"], batch[-1]["id"])  # batches pair only if their requests are the same
-        means[key] = {name: 1e3 * math.fsum(values) / len(values) for name, values in latencies.items() if values}
+def finished(rows: RequestRows) -> RequestRows:
+    """Return the finished requests in order of arrival."""
+    return sorted((row for row in rows if row["outcome"] == "finished"), key=lambda row: float(row["arrival"]))
+
+
+def finished_in_both(a: RequestRows, b: RequestRows) -> tuple[RequestRows, RequestRows]:
+    """Return the requests that A and B finish, in order of arrival at A."""
+    others = {row["id"]: row for row in finished(b)}
+    mine = [row for row in finished(a) if row["id"] in others]
+    return mine, [others[row["id"]] for row in mine]
+
+
+def batch_means(rows: RequestRows) -> dict[str, list[float]]:
+    """Return the mean latencies of batches of consecutive requests, by metric."""
+    count = min(BATCH_COUNT, len(rows) // 2)
+    batches = [rows[k * len(rows) // count : (k + 1) * len(rows) // count] for k in range(count)]
+    means: dict[str, list[float]] = {}
+    for latencies in map(latencies_of, batches):
+        for name, values in latencies.items():
+            means.setdefault(f"mean_{name}_ms", []).extend([statistics.fmean(values)] if values else [])
     return means

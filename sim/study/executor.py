@@ -23,7 +23,7 @@ from servesim.core import BadInput
 from servesim.core.errors import WorkerLost, missing_package
 from servesim.core.limits import MAX_JOBS
 
-from .single_run import Record, SharedTraces, Task, run_tasks, with_shared_trace
+from .single_run import Record, SharedTraces, Task, run_context, run_tasks, with_shared_trace
 
 CHUNK_SECONDS = 0.25  # work per chunk: long compared with submitting it, short compared with the sweep
 MAX_CHUNK_RUNS = 64
@@ -43,6 +43,20 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """End the workers."""
+
+
+def run_startable(executor: Executor, context: str, tasks: Sequence[Task]) -> Results:
+    """Run tasks. A configuration that the real engine refuses does not run: its records have only the reason."""
+    runs, refused = run_context(context), {}
+    for task in tasks:
+        if task.config not in refused:
+            refused[task.config] = runs.refusals(task)
+    kept = [index for index, task in enumerate(tasks) if not refused[task.config]]
+    for index, task in enumerate(tasks):
+        if refused[task.config]:
+            yield index, {**task.record, "refused": refused[task.config]}
+    for position, record in executor.run(context, [tasks[index] for index in kept]):
+        yield kept[position], record
 
 
 class Serial:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from pydantic import ValidationError
-from servesim.config.layers import Tree, apply_assignment
+from servesim.config.layers import Tree, apply_assignment, value_at
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput
 from servesim.files.checked import first_error
@@ -101,10 +101,7 @@ class Experiment:
 
     def value(self, config: int, key: str) -> Any:
         """Return the value of a key in the scenario of a configuration; None if nothing sets it."""
-        tree: Any = self.tree(config)
-        for name in key.split("."):
-            tree = tree.get(name) if isinstance(tree, Mapping) else None
-        return tree
+        return value_at(self.tree(config), key)
 
     def task(self, config: int, replication: int, draw: Optional[Draw] = None) -> Task:
         factor = None if self.rate is None else self.rate / self.own_rate(config)
@@ -146,7 +143,7 @@ class Experiment:
     def label(self, config: int) -> str:
         """Return the parameter values of a configuration as short text."""
         values = self.configs[config]
-        texts = [f"{key.removeprefix('policy.')}={format_value(values[key])}" for key in self.knobs if key in values]
+        texts = [format_setting(key, values[key]) for key in self.knobs if key in values]
         return " ".join(texts) or "the base scenario"
 
     @cached_property
@@ -179,6 +176,16 @@ def format_value(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{format_value(inner)}" for key, inner in value.items()) + "}"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def short_key(key: str) -> str:
+    """Return a parameter as tables print it."""
+    return key.removeprefix("policy.")
+
+
+def format_setting(key: str, value: Any) -> str:
+    """Return a parameter and its value, as tables print them; None is one that nothing sets."""
+    return f"no {short_key(key)}" if value is None else f"{short_key(key)}={format_value(value)}"
 
 
 def config_key(base: Tree, assignment: Mapping[str, Any], where: str = "scenario") -> str:

@@ -22,7 +22,7 @@ from .single_run import Record
 
 
 class RunLine(Stored):
-    """The keys of one line: those of a finished run, or the error of a failed one."""
+    """The keys of one line: those of a finished run, the error of a failed one, or why the engine refuses to start."""
 
     config: Index
     replication: Index
@@ -42,7 +42,11 @@ class RunLine(Stored):
     @model_validator(mode="after")
     def _has_result(self) -> RunLine:
         states = not self.time_breakdown or set(STATES) <= set(self.time_breakdown)
-        if self.error is None and not (states and {"metrics", "time_breakdown"} <= self.model_fields_set):
+        if (
+            self.error is None
+            and not self.refused
+            and not (states and {"metrics", "time_breakdown"} <= self.model_fields_set)
+        ):
             raise ValueError(f"metrics and time_breakdown ({', '.join(STATES)}), or an error")
         return self
 

@@ -19,9 +19,8 @@ from servesim.statistics.intervals import Interval
 from servesim.statistics.number_format import MAX_MS, format_mean
 from servesim.statistics.objective import Objective, parse_objective
 
-from .experiment import format_value
+from .experiment import format_setting, format_value, short_key
 from .ranking import Row, Summary
-from .table import short_key
 
 UNSET = object()  # the value of a parameter that a configuration does not set
 
@@ -71,8 +70,8 @@ class KnobTable:
         if not self.others or self.best:
             return "other parameters: the best values for each cell" if self.best else ""
         known = {key: self.fixed.get(key, value) for key, value in self.others.items()}
-        values = [f"{short_key(key)}={format_value(value)}" for key, value in known.items() if value is not None]
-        values += [f"no {short_key(key)}" for key, value in known.items() if value is None]
+        values = [format_setting(key, value) for key, value in known.items() if value is not None]
+        values += [format_setting(key, value) for key, value in known.items() if value is None]
         source = (
             "" if self.reference is self.winner or self.reference is None else f" (as in rank {self.reference.rank})"
         )

@@ -20,7 +20,7 @@ from servesim.core.limits import MAX_CONFIGS, is_number
 from servesim.files.read import quote
 from servesim.files.write import write_json
 
-from .executor import Executor
+from .executor import Executor, run_startable
 from .experiment import RUNS_FILE, planned_draws
 from .experiment_file import EXPERIMENT_FILE, load_policies, open_folder, read_terms, stored_terms
 from .grid import Assignment
@@ -82,7 +82,7 @@ class TrialRunner:
     def _run(self, tasks: Iterable[Task]) -> None:
         """Run the tasks that have no record yet; journal the records with their assignments, and keep them."""
         missing = list({task.key: task for task in tasks if task.key not in self.records}.values())
-        for new in in_task_order(self.executor.run(self.experiment.context, missing)):
+        for new in in_task_order(run_startable(self.executor, self.experiment.context, missing)):
             full = [{**record, "assignment": self.configs[record["config"]]} for record in new]
             self.journal.append(full)
             for record in full:
@@ -94,7 +94,7 @@ class TrialRunner:
         for record in records:
             metrics = record.get("metrics", {})
             incomplete = any(objective.metric not in metrics for objective in objectives)
-            incomplete = incomplete or bool(record.get("stuck") or record.get("refused"))
+            incomplete = incomplete or bool(record.get("stuck"))
             if incomplete or metrics.get("failed", math.inf) > max_unserved:
                 return [objective.sign * FAILED_VALUE for objective in objectives]
         return [mean_of(records, objective.metric) for objective in objectives]

@@ -19,9 +19,10 @@ from servesim.core import BadInput
 from servesim.core.limits import MAX_RATE, MAX_RUNS, MIN_RATE
 from servesim.runs.request_rate import round_rate
 
-from .executor import Executor
+from .executor import Executor, run_startable
 from .experiment import Experiment, load_experiment
 from .experiment_file import EXPERIMENT_FILE
+from .ranking import find_invalid
 from .single_run import Record, Task
 
 AUTO_RATES = (0.1, 0.3, 0.5, 0.7, 0.9, 1.1, 1.5)  # times the throughput of the baseline at overload
@@ -56,16 +57,20 @@ def choose_terms(experiment: Experiment, folder: Path, executor: Executor) -> Ex
 
 
 def run_pilots(experiment: Experiment, executor: Executor) -> list[Record]:
-    """Run every configuration with all requests at once; without constraints, only the baseline."""
+    """Run every configuration that starts with all requests at once; without constraints, only the baseline."""
     configs = range(len(experiment.configs) if experiment.subject_to else 1 if experiment.auto_rates else 0)
     tasks = [Task(config, 0, experiment.configs[config], rate_factor=OVERLOAD) for config in configs]
-    return run_tasks(experiment, tasks, executor)
+    records = run_tasks(experiment, tasks, executor)
+    started = [record for record in records if "refused" not in record]
+    if records and not started:
+        raise BadInput(f"{experiment.name}: {', '.join(find_invalid(records).values())}")
+    return started
 
 
 def run_tasks(experiment: Experiment, tasks: Sequence[Task], executor: Executor) -> list[Record]:
     """Return the records of pilot runs, in the order of the tasks."""
     context = replace(experiment, steady_window=None).context
-    return [record for _, record in sorted(executor.run(context, tasks), key=itemgetter(0))]
+    return [record for _, record in sorted(run_startable(executor, context, tasks), key=itemgetter(0))]
 
 
 def needed_length(experiment: Experiment, pilots: Sequence[Record]) -> int:
@@ -83,7 +88,7 @@ def needed_length(experiment: Experiment, pilots: Sequence[Record]) -> int:
 
 
 def count_unserved(experiment: Experiment, pilot: Record, executor: Executor) -> float:
-    """Return how many requests the baseline leaves unserved at a light load: too long ones, for example.
+    """Return how many requests the configuration of a pilot leaves unserved at a light load, such as too long ones.
 
     If it serves all requests at once, it is 0.
     """
@@ -91,8 +96,9 @@ def count_unserved(experiment: Experiment, pilot: Record, executor: Executor) ->
     if not metrics.get("failed") or not metrics["request_throughput"]:
         return 0.0
     count = experiment.replications if experiment.is_random else 1
-    factor = LIGHT_LOAD * metrics["request_throughput"] / experiment.own_rate(0)
-    tasks = [Task(0, replication, experiment.configs[0], rate_factor=factor) for replication in range(count)]
+    config = pilot["config"]
+    factor = LIGHT_LOAD * metrics["request_throughput"] / experiment.own_rate(config)
+    tasks = [Task(config, replication, experiment.configs[config], rate_factor=factor) for replication in range(count)]
     failed = [run["metrics"]["failed"] for run in run_tasks(experiment, tasks, executor) if "metrics" in run]
     return math.fsum(failed) / len(failed) if failed else 0.0
 

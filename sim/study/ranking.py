@@ -28,6 +28,10 @@ from .grid import Assignment
 from .single_run import Record, RunKey
 
 CANNOT_WIN = Relation("cannot win")
+INCOMPLETE = {  # label -> why such configurations cannot win
+    "failed": "failed", "stuck": "got stuck", "serves fewer": "serves fewer requests than the baseline",
+    "does not start": "is refused by the real engine at its start",
+}  # fmt: skip
 CONFIRM_REPLICATION_OFFSET = 1_000_000  # replications from here on only confirm the winner, they do not choose it
 
 
@@ -76,9 +80,19 @@ class Row:
         return [describe_miss(bound, self.mean(bound.metric)) for bound in self.missed]
 
     @property
+    def refused(self) -> Sequence[str]:
+        """Why the real engine does not start with these settings; empty if it starts."""
+        return self.runs[0].get("refused", ()) if self.runs else ()
+
+    @property
     def is_saturated(self) -> bool:
         """Whether the backlog grows in most runs."""
         return 2 * sum(bool(run.get("saturated")) for run in self.runs) > len(self.runs)
+
+    @property
+    def is_outside_profile(self) -> bool:
+        """Whether the profile does not cover all steps."""
+        return any(run.get("outside_profile") for run in self.runs)
 
     def values(self, metric: str) -> list[float]:
         """Return a metric of every replication that has it."""
@@ -147,8 +161,9 @@ class Summary:
 
     @property
     def run_count(self) -> int:
-        """The number of runs, with the confirming ones and the draws."""
-        return sum(len(row.runs) + len(row.draws) for row in self.rows) + sum(map(len, self._confirm.values()))
+        """The number of runs, with the confirming ones and the draws; configurations that do not start have none."""
+        started = [row for row in self.rows if not row.refused]
+        return sum(len(row.runs) + len(row.draws) for row in started) + sum(map(len, self._confirm.values()))
 
     @property
     def failures(self) -> list[Record]:
@@ -182,27 +197,19 @@ class Summary:
         return paired_difference([values[r] for r in both], [others[r] for r in both], self.experiment.confidence)
 
     def _add_labels(self, row: Row) -> None:
-        runs = row.runs
-        if row is self.baseline:
-            row.labels.append("baseline")
-        if any("error" in run for run in runs):
-            row.labels.append("failed")
-        if any(run.get("stuck") for run in runs):
-            row.labels.append("stuck")
-        if not math.isnan(row.mean("failed")) and row.mean("failed") > self._max_unserved:
-            row.labels.append("serves fewer")  # the name in summary.csv; tables print "more unserved"
-        if row.is_saturated:
-            row.labels.append("saturated")
-        if any(run.get("outside_profile") for run in runs):
-            row.labels.append("outside profile")
-        if any(run.get("refused") for run in runs):
-            row.labels.append("does not start")  # the real engine refuses it, so it cannot be recommended
+        applies = {
+            "baseline": row is self.baseline,
+            "failed": any("error" in run for run in row.runs),
+            "stuck": any(run.get("stuck") for run in row.runs),
+            "serves fewer": row.mean("failed") > self._max_unserved,  # tables print "more unserved"
+            "saturated": row.is_saturated,
+            "outside profile": row.is_outside_profile,
+            "does not start": bool(row.refused),
+        }
         no_value = any(math.isnan(mean.mean) for mean in row.means.values())
-        row.complete = not no_value and not {"failed", "stuck", "serves fewer", "does not start"} & set(row.labels)
-        bounds = self.experiment.subject_to
-        if bounds:
-            row.find_missed(bounds)
-            row.labels += row.misses
+        row.complete = not no_value and not any(applies[label] for label in INCOMPLETE)
+        row.find_missed(self.experiment.subject_to)
+        row.labels = [*(label for label, true in applies.items() if true), *row.misses]
 
     @property
     def _max_unserved(self) -> float:

@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any, Optional
 
 from servesim.config.layers import Tree
-from servesim.config.paths import relative_paths
 from servesim.core import BadInput
 from servesim.files.terminal import Screen, align_columns
-from servesim.files.write import comment, write_yaml
 from servesim.runs.notes import LABEL_MEANINGS
 from servesim.runs.request_rate import format_rate
 from servesim.statistics.constraints import describe_bounds
@@ -36,9 +34,10 @@ from .table import (
     format_count,
     other_metrics,
     setting_columns,
+    write_best,
     write_tables,
 )
-from .verdict import Verdict, meaning, profile_notes, table_lines, table_notes, verdict_of
+from .verdict import Verdict, describe_refused, meaning, profile_notes, table_lines, table_notes, verdict_of
 
 CAPACITY_ERROR = "the capacities are not tested against the error of the cost model: leave a margin"
 UPPER_BOUND = "the runs have too few requests for this rate, so the true capacity may be lower; use a longer trace"
@@ -51,7 +50,7 @@ class RateSummary:
         self.experiment = experiment
         self.rates = list(experiment.rates)
         self.by_rate = {rate: Summary(experiment.at_rate(rate), RateRecords(records, rate)) for rate in self.rates}
-        self.run_count = len(records)
+        self.run_count = sum("refused" not in record for record in records.values())
         self.failures = [record for record in records.values() if "error" in record]
         self.winner: Optional[Curve] = None  # by capacity
         self.curves = build_curves(experiment, records)
@@ -121,8 +120,8 @@ class RateSummary:
         capacity = self.winner.capacity
         assert capacity is not None
         if self.is_single:
-            miss = "" if capacity.missed_at is None else f"; at {format_rate(capacity.missed_at)}: {capacity.reason}"
-            return Verdict("capacity", f"Capacity: meets {bounds} up to {capacity.text}{miss}.")
+            misses = "".join(f"; {text}" for text in [capacity.misses] if text)
+            return Verdict("capacity", f"Capacity: meets {bounds} up to {capacity.text}{misses}.")
         equal = sum(curve.outcome == "equal" for curve in self.curves)
         tied = f"; {format_count(equal, 'other')} with an equal capacity" if equal else ""
         if self.winner.is_baseline:
@@ -130,6 +129,7 @@ class RateSummary:
             return Verdict("baseline", text)
         base = self.baseline.capacity
         reach = "" if base is None else f"up to {base.text}" if base.rate else "at no tested rate"
+        reach = "does not start" if self.baseline.refused else reach
         versus = f"; the baseline {reach}" if reach else ""
         text = f"Winner: {self.settings(self.winner)}: meets {bounds} up to {capacity.text}{versus}{tied}."
         return Verdict("winner", text)
@@ -139,8 +139,8 @@ class RateSummary:
         rate = self.rates[0]
         bounds = describe_bounds(self.experiment.subject_to)
         if self.is_single:
-            lowest = self.baseline.points[0]
-            text = f"No tested rate meets {bounds}: at {format_rate(lowest.rate)}: {lowest.problem}."
+            misses = "" if self.baseline.capacity is None else self.baseline.capacity.misses
+            text = f"No tested rate meets {bounds}: {misses}."
             return Verdict("infeasible", text, self.by_rate[rate].baseline)
         summary = self.by_rate[rate]
         nearest = verdict_of(summary).nearest
@@ -215,9 +215,8 @@ def capacity_columns(result: RateSummary) -> list[Column]:
     ]  # fmt: skip
     if result.experiment.subject_to:
         columns += [
-            Column("capacity", capacity_field("rate"), lambda curve: capacity_field("text")(curve) or "",
-                   shown=EVERYWHERE),
-            *(Column(name, capacity_field(name)) for name in ("missed_at", "reason", "upper_bound")),
+            Column("capacity", capacity_field("rate"), capacity_text, shown=EVERYWHERE),
+            *(Column(name, capacity_field(name)) for name in ("missed_at", "reason", "upper_bound", "missed_below")),
         ]  # fmt: skip
     return [
         *columns,
@@ -231,6 +230,11 @@ def capacity_columns(result: RateSummary) -> list[Column]:
 def capacity_field(name: str) -> Callable[[Curve], Any]:
     """Return a function that reads a field of the capacity; None for a configuration that has not run yet."""
     return lambda curve: None if curve.capacity is None else getattr(curve.capacity, name)
+
+
+def capacity_text(curve: Curve) -> str:
+    """Return the capacity as tables print it."""
+    return "does not start" if curve.refused else "" if curve.capacity is None else curve.capacity.text
 
 
 def level_column(result: RateSummary, rate: float) -> Column:
@@ -253,6 +257,7 @@ def level_column(result: RateSummary, rate: float) -> Column:
 def curve_labels(curve: Curve) -> str:
     """Return the labels of a configuration."""
     names = {"baseline": curve.is_baseline, "outside profile": is_outside_profile(curve)}
+    names["does not start"] = bool(curve.refused)
     return ", ".join(name for name, applies in names.items() if applies)
 
 
@@ -263,9 +268,7 @@ def write_winner(path: Path, result: RateSummary, config: int, rate: float) -> N
         tree, note = result.scenario(config, rate), ""
     except BadInput:
         tree, note = experiment.tree(config), "; the workload has no key for its rate"
-    label = f"The best of {len(experiment.configs)} configurations of {experiment.name}: {experiment.label(config)}"
-    text = comment(f"The capacity of {experiment.name}" if result.is_single else label)
-    write_yaml(path, relative_paths(tree, path.parent), text + comment(f"at {format_rate(rate)}{note}"))
+    write_best(path, experiment.at_rate(rate), config, tree, f"at {format_rate(rate)}{note}")
 
 
 def format_rate_summary(result: RateSummary, top: int, screen: Screen) -> str:
@@ -312,7 +315,7 @@ def capacity_notes(result: RateSummary) -> list[str]:
         counts = {"rate": len(result.baseline.points), "run": result.run_count}
     size = ", ".join(format_count(count, noun) for noun, count in counts.items())
     notes = [f"{size}; {describe_window(experiment)}; common random numbers"]
-    method = "the highest tested rate below all rates that miss a constraint, by the mean of the replications"
+    method = "the highest tested rate below all higher rates that miss a constraint, by the mean of the replications"
     columns = f"; columns: {result.main_metric} at each rate, ! misses a constraint: of this or of the named metric"
     notes.append(f"capacity: {method}{'' if result.is_single else columns}")
     notes += [*describe_length(result), *describe_saturated(result)]
@@ -326,7 +329,7 @@ def capacity_notes(result: RateSummary) -> list[str]:
         notes.append(
             f"outside profile: {outside} ({LABEL_MEANINGS['outside profile']}, at a rate that meets the constraints)"
         )
-    notes += [*profile_notes(experiment), CAPACITY_ERROR]
+    notes += [*describe_refused(result.by_rate[result.rates[0]]), *profile_notes(experiment), CAPACITY_ERROR]
     if not result.is_single:
         verdicts = [(rate, verdict_of(summary).text) for rate, summary in result.by_rate.items()]
         notes += [f"at {rates}: {text}" for rates, text in join_rates(verdicts)]
@@ -357,4 +360,4 @@ def describe_saturated(result: RateSummary) -> list[str]:
 
 def is_outside_profile(curve: Curve) -> bool:
     """Whether the profile does not cover the steps of a configuration at a rate that meets the constraints."""
-    return any(run.get("outside_profile") for point in curve.points if point.good for run in point.row.runs)
+    return any(point.row.is_outside_profile for point in curve.points if point.good)

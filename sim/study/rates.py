@@ -3,7 +3,8 @@
 Every configuration runs at several rates, with the same requests. With `precision`, further rates per configuration
 find its capacity by bisection: the highest rate that meets the constraints. Whether a rate meets them is decided by the
 means of the replications. A rate does not meet them if a run fails or gets stuck, if requests stay unserved that the
-baseline serves at a light load, or if the backlog grows: then the latencies depend on the length of the run.
+baseline serves at a light load, or if the backlog grows: then the latencies depend on the length of the run. A rate can
+also be too low, for a constraint such as `request_throughput >= 30`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import NamedTuple, Optional
 
 from servesim.core.limits import MAX_RATE, MIN_RATE
@@ -71,14 +73,25 @@ class RatePoint(NamedTuple):
 class Capacity(NamedTuple):
     """The highest request rate that meets the constraints."""
 
-    rate: float  # the highest tested rate below all that miss them; 0 if the lowest one misses them
-    missed_at: Optional[float] = None  # the lowest tested rate that misses them
+    rate: float  # the highest tested rate that meets them, below all higher ones that miss them; 0 if there is none
+    missed_at: Optional[float] = None  # the lowest tested rate above it that misses them
     reason: str = ""  # why it misses them
     upper_bound: bool = False  # the runs are too short: longer ones may have a lower capacity
+    missed_below: Optional[float] = None  # the highest tested rate that is too low to meet them
+    reason_below: str = ""
+
+    @property
+    def misses(self) -> str:
+        """The tested rates next to those that meet the constraints, and why they miss them."""
+        pairs = ((self.missed_at, self.reason), (self.missed_below, self.reason_below))
+        return "; ".join(f"at {format_rate(rate)}: {reason}" for rate, reason in pairs if rate is not None)
 
     @property
     def text(self) -> str:
         """The rate, both rates if the next tested one is much higher, or its limit if all rates meet or miss."""
+        if not self.rate and self.missed_below is not None:
+            low = f"above {format_rate(self.missed_below)}"
+            return low if self.missed_at is None else f"none {low} and below {format_rate(self.missed_at)}"
         if self.missed_at is None:
             return f"at least {format_rate(self.rate)}"
         if not self.rate:
@@ -97,6 +110,7 @@ class Curve:
     label: str
     points: Sequence[RatePoint]  # in rising order of the rate
     bounds: Sequence[Bound]
+    refused: Sequence[str] = ()  # why the real engine does not start with these settings: then it has no points
     outcome: str = CANNOT_WIN.outcome  # by the capacity: best | equal | worse | cannot win
     rank: int = 0
 
@@ -114,14 +128,31 @@ class Curve:
         """The capacity, None without constraints."""
         if not self.bounds or not self.points:
             return None
-        missed = next((index for index, point in enumerate(self.points) if not point.good), None)
-        if missed is None:
-            return Capacity(self.points[-1].rate, upper_bound=self.points[-1].is_short)
-        bad = self.points[missed]
-        if missed == 0:
-            return Capacity(0.0, bad.rate, bad.problem)
-        good = self.points[missed - 1]
-        return Capacity(good.rate, bad.rate, bad.problem, good.is_short)
+        numbers = range(len(self.points))
+        good = [index for index in numbers if self.points[index].good]
+        start = good[0] if good else len(list(takewhile(self._is_too_low, numbers)))
+        end = next((index for index in numbers[start:] if not self.points[index].good), None)
+        best = self.points[(len(self.points) if end is None else end) - 1] if good else None
+        above = None if end is None else self.points[end]
+        below = self.points[start - 1] if start else None
+        return Capacity(
+            0.0 if best is None else best.rate,
+            None if above is None else above.rate,
+            "" if above is None else above.problem,
+            best is not None and best.is_short,
+            None if below is None else below.rate,
+            "" if below is None else below.problem,
+        )
+
+    def _is_too_low(self, index: int) -> bool:
+        """Whether a rate misses only lower bounds of metrics that are higher at the next higher rate."""
+        point = self.points[index]
+        bounds = {bound.metric for bound in point.row.missed if bound.sign == ">="}
+        if len(self.points) < 2 or not point.problems.keys() <= bounds:
+            return False
+        low = min(index, len(self.points) - 2)
+        one, other = self.points[low].row, self.points[low + 1].row
+        return all(one.mean(metric) < other.mean(metric) for metric in point.problems)
 
     def values(self, metric: str) -> list[tuple[RatePoint, float]]:
         """Return the points that have a metric, with its means."""
@@ -141,7 +172,8 @@ def build_curves(experiment: Experiment, records: Mapping[RunKey, Record]) -> li
         for rate, group in sorted(runs.get(config, {}).items()):
             row = Row(config, assignment, label, sorted(group, key=lambda run: int(run["replication"])))
             points.append(rate_point(rate, row, experiment.subject_to, experiment.unserved))
-        curves.append(Curve(config, assignment, label, points, experiment.subject_to))
+        refused = points[0].row.refused if points else ()
+        curves.append(Curve(config, assignment, label, [] if refused else points, experiment.subject_to, refused))
     return curves
 
 
@@ -183,13 +215,13 @@ def next_rate(curve: Curve, experiment: Experiment) -> Optional[float]:
     capacity, precision = curve.capacity, experiment.precision
     if capacity is None or precision is None:
         return None
-    rate = None
-    if capacity.missed_at is None:
-        rate = 2 * capacity.rate if capacity.rate < experiment.rates[-1] * 2**MAX_DOUBLINGS else None
-    elif not capacity.rate:
-        rate = capacity.missed_at / 2 if capacity.missed_at > experiment.rates[0] / 2**MAX_DOUBLINGS else None
-    elif capacity.missed_at > capacity.rate * (1 + precision):
-        rate = math.sqrt(capacity.rate * capacity.missed_at)
+    low, high, rate = capacity.rate or capacity.missed_below, capacity.missed_at, None
+    if high is None and low is not None:
+        rate = 2 * low if low < experiment.rates[-1] * 2**MAX_DOUBLINGS else None
+    elif low is None and high is not None:
+        rate = high / 2 if high > experiment.rates[0] / 2**MAX_DOUBLINGS else None
+    elif low is not None and high is not None and high > low * (1 + precision):
+        rate = math.sqrt(low * high)
     if rate is None or not MIN_RATE <= rate <= MAX_RATE:
         return None
     rate = round_rate(rate, max(4, 2 - math.floor(math.log10(precision))))

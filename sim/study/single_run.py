@@ -59,21 +59,24 @@ class Task(NamedTuple):
     @property
     def key(self) -> RunKey:
         """The key of its record."""
-        return run_key(self.config, self.replication, None if self.draw is None else self.draw.number, self.rate)
+        return record_key(self.record)
+
+    @property
+    def record(self) -> Record:
+        """The first keys of its record, which say what ran."""
+        further = {"draw": None if self.draw is None else self.draw.number, "rate": self.rate}
+        known = {key: value for key, value in further.items() if value is not None}
+        return {"config": self.config, "replication": self.replication, **known}
 
 
 RunKey = tuple[Any, ...]  # configuration, replication, the number of a draw, and (RATE,) of an experiment with rates
 
 
-def run_key(config: int, replication: int, draw: Optional[int], rate: Optional[float]) -> RunKey:
-    """Return what identifies a run of an experiment."""
-    key = (config, replication) if draw is None else (config, replication, draw)
-    return key if rate is None else (*key, (rate,))
-
-
 def record_key(record: Record) -> RunKey:
-    """Return the key of a record."""
-    return run_key(record["config"], record["replication"], record.get("draw"), record.get("rate"))
+    """Return what identifies a run of an experiment."""
+    draw, rate = record.get("draw"), record.get("rate")
+    key = (record["config"], record["replication"], *([] if draw is None else [draw]))
+    return key if rate is None else (*key, (rate,))
 
 
 def replication_seed(seed: int, replication: int) -> int:
@@ -174,12 +177,7 @@ class RunContext:
         self, task: Task, observers: Sequence[Observer] = (), details: Callable[[Run], Record] = lambda _: {}
     ) -> Record:
         """Return the record of a run with its `details`; after an error it holds the message."""
-        record: Record = {"config": task.config, "replication": task.replication}
-        draw = task.draw
-        if draw is not None:
-            record["draw"] = draw.number
-        if task.rate is not None:
-            record["rate"] = task.rate
+        record, draw = task.record, task.draw
         try:
             scenario = self.scenario(task)
             trace = self.trace(scenario, task)
@@ -189,6 +187,13 @@ class RunContext:
             return {**record, "seed": scenario.seed, **self.record(run), **details(run)}
         except Exception as error:  # an error in one configuration must not end the sweep
             return {**record, **error_record(error)}
+
+    def refusals(self, task: Task) -> list[str]:
+        """Return why the real engine does not start with the settings of a task; an error shows in its run."""
+        with suppress(BadInput, PolicyError):
+            scenario = self.scenario(task)
+            return refusals_of(scenario) if scenario.policy_is_loadable else []
+        return []
 
     def scenario(self, task: Task) -> Scenario:
         """Return the scenario of a task."""
@@ -249,7 +254,6 @@ class RunContext:
             "saturated": is_saturated(run.requests, run.measures.times),
             "outside_profile": result["outside_profile"],
             "stuck": result["stuck"],
-            **({"refused": refused} if (refused := refusals_of(run.scenario, run.server.policy)) else {}),
         }
 
 

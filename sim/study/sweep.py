@@ -12,7 +12,7 @@ from typing import Optional, Union
 from servesim.core import BadInput
 from servesim.statistics.intervals import interval, paired_difference, replications_for
 
-from .executor import Executor, Results
+from .executor import Executor, Results, run_startable
 from .experiment import RUNS_FILE, Experiment, load_experiment, planned_draws
 from .experiment_file import EXPERIMENT_FILE, load_policies, open_folder
 from .journal import Journal, read_journal, sync
@@ -42,7 +42,7 @@ def sweep(
         for planned in plan_rounds(experiment, records):
             tasks = [task for task in planned if task.key not in records]
             progress.expect(len(records) + len(tasks), len(records))
-            for new in in_task_order(executor.run(experiment.context, tasks)):
+            for new in in_task_order(run_startable(executor, experiment.context, tasks)):
                 journal.append(new)
                 records.update(index_records(new))
                 progress.advance(len(new))

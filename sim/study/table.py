@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from servesim.config.layers import Tree, value_at
 from servesim.config.paths import relative_paths
 from servesim.config.scenario import Scenario
 from servesim.core import BadInput, field_values
@@ -17,7 +18,7 @@ from servesim.statistics.intervals import Interval
 from servesim.statistics.number_format import format_mean, format_percentage
 
 from .columns import EVERYWHERE, Column, Medium, metric_column, write_csv
-from .experiment import Experiment, format_value
+from .experiment import Experiment, format_setting, format_value, short_key
 from .ranking import Row, Summary
 
 TIE_MARKS = {"equal": "=", "undecided": "?"}  # before the rank
@@ -100,14 +101,8 @@ def setting_values(experiment: Experiment, config: int, keys: Sequence[str]) -> 
     except BadInput:
         defaults = {}
     tree["policy"] = {**defaults, **scenario.policy}
-    return {**{key: value_at(tree, key) for key in keys}, **assignment}
-
-
-def value_at(tree: Any, key: str) -> Any:
-    """Return the value of `section.key`, empty if there is none."""
-    for name in key.split("."):
-        tree = tree.get(name) if isinstance(tree, Mapping) else None
-    return "" if tree is None else tree
+    known = {key: value_at(tree, key) for key in keys}
+    return {**{key: "" if value is None else value for key, value in known.items()}, **assignment}
 
 
 def objective_columns(summary: Summary, number: int) -> list[Column]:
@@ -160,20 +155,13 @@ def printed_label(name: str) -> str:
 def changed_settings(row: Row, summary: Summary) -> str:
     """Return the settings that differ from the baseline, as short text."""
     keys = [] if row is summary.baseline else summary.experiment.changed_keys(row.config)
-    set_here = [f"{short_key(key)}={format_value(row.assignment[key])}" for key in keys if key in row.assignment]
+    set_here = [format_setting(key, row.assignment[key]) for key in keys if key in row.assignment]
     of_base = []
     for key in (key for key in keys if key not in row.assignment):  # of the baseline or of another grid
         value = summary.experiment.value(row.config, key)
-        if value is not None:
-            of_base.append(f"{short_key(key)}={format_value(value)}")
-        elif not ("policy.name" in keys and key.startswith("policy.")):  # another policy has its own settings
-            of_base.append(f"no {short_key(key)}")
+        if value is not None or not ("policy.name" in keys and key.startswith("policy.")):
+            of_base.append(format_setting(key, value))  # but another policy has its own settings
     return " ".join([*set_here, *of_base]) or row.label
-
-
-def short_key(key: str) -> str:
-    """Return a parameter as tables print it."""
-    return key.removeprefix("policy.")
 
 
 def format_count(count: int, noun: str) -> str:
@@ -185,7 +173,10 @@ def write_summary(summary: Summary, folder: Path) -> None:
     """Write the tables and the winner."""
     write_tables([summary], folder)
     if summary.winner is not None:
-        write_best(folder / "best.yaml", summary, summary.winner)
+        winner, metric = summary.winner, summary.experiment.objectives[0].metric
+        level, change = format_mean(winner.means[metric], metric), format_difference(winner, metric)
+        tree, about = summary.experiment.tree(winner.config), f"{metric} {level}; to the baseline: {change}"
+        write_best(folder / "best.yaml", summary.experiment, winner.config, tree, about)
 
 
 def write_tables(summaries: Sequence[Summary], folder: Path) -> None:
@@ -196,10 +187,8 @@ def write_tables(summaries: Sequence[Summary], folder: Path) -> None:
     write_csv(folder / "pareto.csv", fronts)
 
 
-def write_best(path: Path, summary: Summary, winner: Row) -> None:
-    """Write the winner as a scenario for `sim run` and `sim replay`."""
-    experiment = summary.experiment
-    metric, change = experiment.objectives[0].metric, format_difference(winner, experiment.objectives[0].metric)
-    comments = comment(f"The best of {len(summary.rows)} configurations of {experiment.name}: {winner.label}")
-    comments += comment(f"{metric} {format_mean(winner.means[metric], metric)}; to the baseline: {change}")
-    write_yaml(path, relative_paths(experiment.tree(winner.config), path.parent), comments)
+def write_best(path: Path, experiment: Experiment, config: int, tree: Tree, about: str) -> None:
+    """Write a winner as a scenario for `sim run` and `sim replay`."""
+    name = f"The best of {len(experiment.configs)} configurations of {experiment.name}: {experiment.label(config)}"
+    name = name if len(experiment.configs) > 1 or experiment.rate is None else f"The capacity of {experiment.name}"
+    write_yaml(path, relative_paths(tree, path.parent), comment(name) + comment(about))

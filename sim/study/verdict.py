@@ -14,7 +14,7 @@ from servesim.statistics.number_format import format_mean, format_percentage
 
 from .columns import printed_cells, wrapped_heads
 from .experiment import Experiment
-from .ranking import Row, Summary
+from .ranking import INCOMPLETE, Row, Summary
 from .table import changed_settings, describe_window, format_count, format_difference, printed_label, sweep_columns
 
 NOT_TESTED = "not tested against the error of the cost model; --intervals does it"
@@ -38,7 +38,9 @@ def verdict_of(summary: Summary) -> Verdict:
         return Verdict("baseline", text + describe_best_mean(summary))
     metric = summary.experiment.objectives[0].metric
     text = f"Winner: {changed_settings(winner, summary)}: {metric} {format_mean(winner.means[metric], metric)}"
-    if not summary.baseline.feasible:
+    if summary.baseline.refused:
+        text += "; the baseline does not start"
+    elif not summary.baseline.feasible:
         text += f"; the baseline {', '.join(summary.baseline.misses)}"
     elif summary.baseline.values(metric):
         text += f", {format_difference(winner, metric)} vs. the baseline"
@@ -56,12 +58,6 @@ def without_winner(summary: Summary) -> Verdict:
     return Verdict("infeasible", text, nearest)
 
 
-INCOMPLETE = {  # label -> why such configurations cannot win
-    "failed": "failed", "stuck": "got stuck", "serves fewer": "serves fewer requests than the baseline",
-    "does not start": "is refused by the real engine at its start",
-}  # fmt: skip
-
-
 def describe_incomplete(summary: Summary) -> str:
     """Return why no configuration can win: an objective without values, or what happened to them."""
     for objective in summary.experiment.objectives:
@@ -75,6 +71,8 @@ def describe_incomplete(summary: Summary) -> str:
 
 def why_no_value(metric: str) -> str:
     """Return what a metric without values needs, as the end of a sentence."""
+    if whole_metric(metric) in ("request_goodput", "attainment"):
+        return ": expected a `slo` in the scenario"
     if whole_metric(metric) != metric:
         return ": no request of it finished, or there are too many priorities or sessions"
     return ", for example because no request finished, or each has one output token"
@@ -157,8 +155,17 @@ def table_notes(summary: Summary) -> list[str]:
         if count:
             number = "all" if count == len(summary.rows) else count
             notes.append(f"{printed_label(name)}: {number} ({LABEL_MEANINGS[name]})")
-    notes += [*describe_unserved(summary), *profile_notes(experiment)]
+    notes += [*describe_refused(summary), *describe_unserved(summary), *profile_notes(experiment)]
     return notes + [f"failed: configuration {run['config']}: {run['error']}" for run in summary.failures[:3]]
+
+
+def describe_refused(summary: Summary) -> list[str]:
+    """Return why the real engine does not start with some configurations; these did not run."""
+    texts: dict[str, list[str]] = {}
+    for row in summary.rows:
+        if row.refused:
+            texts.setdefault("; ".join(row.refused), []).append(changed_settings(row, summary))
+    return [f"does not start: {', '.join(names)}: {reasons}" for reasons, names in texts.items()]
 
 
 def describe_unserved(summary: Summary) -> list[str]:

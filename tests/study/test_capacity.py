@@ -50,6 +50,25 @@ def test_a_constraint_that_no_rate_meets_exits_with_1(tmp_path: Path, capsys: py
     assert text in capsys.readouterr().out and not (tmp_path / "none/best.yaml").exists()
 
 
+@pytest.mark.parametrize("rates", ["auto", [1.0], [2.0, 64.0]])
+def test_a_lower_bound_is_missed_at_low_rates_too(rates: Any) -> None:
+    """The queue serves up to 10 req/s: rates from 8 to 10 meet both constraints."""
+    result = servesim.capacity(constant(1.0), subject_to=["request_throughput>=8", "p99_ttft_ms<=45"], rates=rates)
+    assert result.rate == pytest.approx(10.0, rel=0.011) and result.rate <= 10.0
+    assert result.capacity.missed_below[0] < 8.01 and result.capacity.missed_at[0] >= 10.0
+    assert (
+        "p99_ttft_ms <= 45 up to 9.9" in result.verdict and "req/s: misses request_throughput >= 8 (" in result.verdict
+    )
+    assert result.curves.meets.any() and len(result.curves) < 20
+
+
+def test_a_lower_bound_above_the_throughput_is_missed_at_every_rate() -> None:
+    result = servesim.capacity(constant(1.0), subject_to="request_throughput>=20", rates=[1.0, 4.0])
+    assert result.rate is None
+    assert result.verdict.startswith("No tested rate meets request_throughput >= 20: at 1")
+    assert len(result.curves) < 20
+
+
 def test_attainment_of_an_slo_can_be_a_constraint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "scenario.yaml"
     path.write_text(yaml.safe_dump(constant(1.0)))

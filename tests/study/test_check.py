@@ -6,16 +6,18 @@ import json
 import math
 from itertools import product
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any, Optional
 from xml.etree import ElementTree
 
 import pytest
 import yaml
 from servesim.statistics.constraints import Bound, parse_bound
-from servesim.statistics.intervals import Interval
+from servesim.statistics.intervals import Interval, interval
 from servesim.study.check import Check, CheckedBound, check_runs
 from servesim.study.check_files import append_summary, write_junit
 from servesim.study.compared_runs import ComparedRuns
+from servesim.study.single_run import Task, context_json, run_tasks
 from servesim.traces.export import export
 from servesim.traces.make.synth import synthesise
 
@@ -221,6 +223,77 @@ def test_a_configuration_that_the_engine_refuses_is_broken(tmp_path: Path, capsy
     assert row["reason"].startswith("the real engine does not start: max_num_batched_tokens (8)")
 
 
+def test_a_baseline_of_0_leaves_a_small_difference_undecided() -> None:
+    """+0.2 +- 1.0 above 0, and 0 below 0.2 +- 1.0, can both be chance."""
+    zero, few = sides(*[0.0] * 5, metric="preemptions"), sides(0.0, 0.0, 1.0, 0.0, 0.0, metric="preemptions")
+    many = sides(30.0, 31.0, 32.0, 29.0, 30.0, metric="preemptions")
+    for runs, baseline, sign, verdict in (
+        (few, zero, "<=", "undecided"), (zero, few, ">=", "undecided"), (zero, few, "<=", "met"),
+        (many, zero, "<=", "broken"), (zero, many, "<=", "met"), (zero, many, ">=", "broken"),
+        (zero, zero, "<=", "met"),
+    ):  # fmt: skip
+        check = check_runs(runs, baseline, [Bound("preemptions", sign, 1.0, True)])
+        assert check.rows[0].verdict == verdict, (runs, baseline, sign)
+    assert check_runs(zero, few, [Bound("preemptions", "<=", 1.0, True)]).cells[1][4] == "-0.200 ± 0.555"
+
+
+def test_one_replication_of_random_requests_has_no_interval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (scenario(tmp_path), "--subject-to", "mean_ttft_ms <= 1e9", "--replications")
+    one, two = (checked(*words, count, code=0, capsys=capsys) for count in (1, 2))
+    assert one["constraints"][0]["half_width"] is None and two["constraints"][0]["half_width"] > 0
+    assert one["text"].endswith(
+        "One run of random requests: no intervals, so the verdicts are those of these requests only."
+    )
+
+
+@pytest.mark.parametrize("replications", [2, 3, 5])
+def test_the_interval_of_few_replications_holds_the_mean(replications: int) -> None:
+    """Of 80 intervals at 95 %, at least 70 hold the mean of all replications."""
+    context, count = context_json(sweeps.base(workload=sweeps.workload(20))), 80
+    records = run_tasks(context, [Task(0, number, {}) for number in range(replications * count)])
+    values = [record["metrics"]["mean_ttft_ms"] for record in records]
+    truth, groups = math.fsum(values) / len(values), range(0, len(values), replications)
+    held = [interval(values[start : start + replications]) for start in groups]
+    assert sum(abs(found.mean - truth) <= (found.half_width or 0.0) for found in held) >= 70
+
+
+def test_a_baseline_with_other_requests_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = []
+    for name, requests in (("a", 30), ("b", 40)):
+        export(synthesise(sweeps.workload(requests)), tmp_path / f"{name}.csv")
+        tree = {"trace": str(tmp_path / f"{name}.csv"), "policy": "llm-serving", "profile": sweeps.COSTS}
+        files.append(tmp_path / f"{name}.yaml")
+        files[-1].write_text(yaml.safe_dump(tree))
+    words = ("--subject-to", "makespan <= 9 * baseline", "--intervals", 0, "--baseline", files[0])
+    other = checked(files[1], *words, code=0, capsys=capsys)
+    assert other["text"].endswith("the verdicts are exact for these requests.")
+    assert any("the baseline has other requests" in note for note in other["notes"])
+    same = checked(files[0], *words, code=0, capsys=capsys)
+    assert same["text"].endswith("the verdicts are exact.") and not any(
+        "other requests" in note for note in same["notes"]
+    )
+
+
+def test_the_advice_is_for_the_confidence() -> None:
+    needed = []
+    for confidence in (0.5, 0.99):
+        check = check_runs(sides(90.0, 110.0, 100.0, 104.0), None, [Bound("mean_ttft_ms", "<=", 101.5)], confidence)
+        needed.append(int(check.rows[0].reason.split("about ")[1].split()[0].replace(",", "")))
+    expected = [(NormalDist().inv_cdf(quantile) * 8.41 / 0.5) ** 2 for quantile in (0.75, 0.995)]
+    assert needed == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize("metric", ["mean_tpot_ms", "request_goodput"])
+def test_a_metric_without_a_value_is_an_input_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], metric: str
+) -> None:
+    lengths = {"kind": "fixed", "prompt": 5, "output": 1}
+    file = scenario(tmp_path, workload={**sweeps.workload(10), "lengths": lengths})
+    assert sweeps.sim("check", file, "--subject-to", f"{metric} >= 1", "-j", 1, "-q", "--replications", 2) == 2
+    said = capsys.readouterr()
+    assert not said.out and f"--subject-to: {metric}: the runs of {file} have no value" in said.err.splitlines()[-1]
+
+
 @pytest.mark.parametrize("text", ["makespan <= 5", "makespan >= 0.95 * baseline", "attainment[priority=0] >= baseline"])
 def test_a_bound_prints_as_it_is_written(text: str) -> None:
     assert str(parse_bound(text, baseline=True)) == text
@@ -232,6 +305,14 @@ def example() -> Check:
     runs = sides(90.0, 110.0, 100.0, 101.0, name="<b>|\x07\udcff\n.yaml")
     bounds = [Bound("mean_ttft_ms", "<=", limit) for limit in (1000.0, 100.0, 1.0)]
     return check_runs(runs, None, bounds)
+
+
+def test_junit_has_no_control_characters_of_a_constraint(tmp_path: Path) -> None:
+    """A session may have any name."""
+    metric = "mean_ttft_ms[session=a\x01b]"
+    write_junit(check_runs(sides(1.0, metric=metric), None, [parse_bound(f"{metric} <= 5")]), str(tmp_path / "x.xml"))
+    case = next(ElementTree.parse(tmp_path / "x.xml").getroot().iter("testcase"))
+    assert case.get("name") == "mean_ttft_ms[session=a?b] <= 5"
 
 
 @pytest.mark.parametrize(("allowed", "tags"), [(False, ["failure", "failure"]), (True, ["skipped", "failure"])])
