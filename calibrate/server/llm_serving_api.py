@@ -6,9 +6,10 @@ import json
 from typing import Any, Callable, Optional
 
 from aiohttp import web
+from servesim.web import Refused
 
 from .engine_client import End, RequestGroup
-from .http import HttpFrontEnd, Refused, Stream
+from .http import HttpFrontEnd, Stream
 from .tokenizers import decode
 
 PATHS = ("/models/llama2", "/models/internlm")

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Any, Optional, Protocol
 
 from aiohttp import web
+from servesim.web import Refused
 
 from .engine_client import End, EngineEvent, RequestGroup, RequestHandle
-from .http import HttpFrontEnd, Refused, Stream
+from .http import HttpFrontEnd, Stream
 from .openai_fields import (
     MAX_PROMPT_TOKENS,
     Generation,

@@ -10,7 +10,8 @@ import reprlib
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from .http import Refused
+from servesim.web import Refused
+
 from .tokenizers import Tokenizer
 
 UNSUPPORTED = ("echo", "logprobs", "prompt_logprobs", "top_logprobs", "use_beam_search")  # null, false and 0 are fine
