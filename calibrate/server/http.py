@@ -18,7 +18,7 @@ from typing import Any, Callable, Optional, TypeVar
 from aiohttp import web
 from servesim.web import BAD_BODY, Refused
 
-from .engine_client import EngineClient, EngineEvent, RequestGroup, TooManyRequests
+from .engine_client import EngineClient, EngineEvent, Job, RequestGroup, TooManyRequests
 from .tokenizers import CannotEncode, Tokenizer
 
 MAX_BODY_BYTES = 1 << 20
@@ -52,6 +52,7 @@ class HttpFrontEnd:
     capacity: int  # tokens in all KV blocks
     usual_output: int  # tokens of an answer without a limit
     batch: int  # maximum running requests
+    has_priorities: bool  # whether the policy uses the priority of a request
     device: str
     dtype: str
     streams: set[Stream] = field(default_factory=set)  # open responses
@@ -85,12 +86,12 @@ class HttpFrontEnd:
         except CannotEncode as error:
             raise refused(400, str(error)) from None
 
-    def submit(self, jobs: Sequence[tuple[Sequence[int], int, str]]) -> RequestGroup:
-        """Submit requests, each with its tokens, output length and finish reason: all of them, or none with a 503."""
+    def submit(self, jobs: Sequence[Job]) -> RequestGroup:
+        """Submit requests: all of them, or none with a 503."""
         if len(jobs) > self.engine.max_open:
             raise refused(400, f"expected at most {self.engine.max_open} answers in a response, got {len(jobs)}")
         try:
-            return self.engine.submit([(self._model_ids(tokens), limit, reason) for tokens, limit, reason in jobs])
+            return self.engine.submit([job._replace(tokens=self._model_ids(job.tokens)) for job in jobs])
         except TooManyRequests as error:
             raise refused(503, str(error)) from None
 

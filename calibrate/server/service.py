@@ -15,8 +15,8 @@ from servesim.calibrate.client.load_generator import raise_file_limit
 from servesim.calibrate.device.worker_client import WorkerFailed
 from servesim.calibrate.live.setup import DeviceSession
 from servesim.config.scenario import Scenario
-from servesim.config.user_code import code_access
-from servesim.core import PolicyError
+from servesim.config.user_code import code_access, is_user_class
+from servesim.core import Policy, PolicyError
 from servesim.files.scratch import ScratchFolder
 from servesim.version import __version__
 from servesim.web import json_errors, listening, stop_event
@@ -166,9 +166,15 @@ class Service:
             capacity=client.state["total_blocks"] * self.scenario.engine.block_size,
             usual_output=self.options.usual_output,
             batch=getattr(policy, "max_num_seqs", 0) if slots is None else slots,
+            has_priorities=uses_priorities(policy),
             device=str(about["device"]),
             dtype=str(about["dtype"]),
         )
+
+
+def uses_priorities(policy: Policy) -> bool:
+    """Whether a policy sorts requests by their priority. A policy of the user may read it: that is not known."""
+    return "priority" in (policy.order, getattr(policy, "policy", None)) or is_user_class(type(policy))
 
 
 def serve(

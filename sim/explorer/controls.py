@@ -139,8 +139,9 @@ def section_controls(
 ) -> list[Control]:
     """Return the controls of a section and of the sections in it; of some properties if there are `names`."""
     schema = model.model_json_schema()
-    rules = schema["properties"]
-    return list(walk({name: rules[name] for name in names or rules}, schema.get("$defs", {}), prefix, values))
+    types = schema.get("$defs", {})
+    rules = resolve(schema, types)["properties"]  # a model that contains itself is a reference
+    return list(walk({name: rules[name] for name in names or rules}, types, prefix, values))
 
 
 def walk(
