@@ -298,9 +298,9 @@ def test_a_policy_with_priorities_obeys_them(field: str) -> None:
         ended.append(priority)
 
     policy = {"name": "vllm-v1", "max_num_seqs": 1, field: "priority"}
-    with service(policy=policy, cost={"base": 0.01}) as served:
+    with service(policy=policy, cost={"base": 0.02}) as served:
         threads = []
-        for priority, tokens in ((-9, 120), (5, 1), (1, 1), (-3, 1)):
+        for priority, tokens in ((-9, 150), (5, 10), (1, 10), (-3, 10)):
             threads.append(threading.Thread(target=send, args=(priority, tokens)))
             threads[-1].start()
             while sum(json.loads(ask(served, "/serving/state")[1])[key] for key in ("waiting", "running")) < len(
