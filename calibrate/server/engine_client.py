@@ -19,6 +19,15 @@ class End(NamedTuple):
     queued: Optional[float] = None  # seconds from the arrival to the first model call; None without a call
 
 
+class Job(NamedTuple):
+    """A request for the engine."""
+
+    tokens: Sequence[int]  # of the prompt
+    limit: int  # tokens of the answer
+    finish_reason: str  # at the limit
+    priority: int = 0
+
+
 EngineEvent = Union[int, End]  # a token id, or the end
 
 
@@ -29,13 +38,13 @@ class TooManyRequests(RuntimeError):
 class RequestHandle:
     """A request of the engine: its tokens as they arrive, then an End."""
 
-    def __init__(self, id: int, prompt: int, limit: int, finish_reason: str, arrived: asyncio.Event) -> None:
+    def __init__(self, id: int, job: Job, arrived: asyncio.Event) -> None:
         self.id = id
-        self.prompt = prompt
-        self.limit = limit
-        self.finish_reason = finish_reason  # at the limit
+        self.prompt = len(job.tokens)
+        self.limit = job.limit
+        self.finish_reason = job.finish_reason
         self.finished = False
-        self.times = RequestTimes(prompt)
+        self.times = RequestTimes(self.prompt)
         self._events: list[EngineEvent] = []
         self._arrived = arrived  # one flag for all requests of a group
 
@@ -135,18 +144,18 @@ class EngineClient:
         reason = handle.finish_reason if end.outcome == "finished" else "error"
         self.metrics.on_end(handle.times, reason, end.queued)
 
-    def submit(self, jobs: Sequence[tuple[Sequence[int], int, str]]) -> RequestGroup:
-        """Send requests to the engine: prompt, output length and finish reason of each. Raises TooManyRequests."""
+    def submit(self, jobs: Sequence[Job]) -> RequestGroup:
+        """Send requests to the engine. Raises TooManyRequests."""
         if len(self.handles) + len(jobs) > self.max_open:
             raise TooManyRequests(f"{len(self.handles)} requests are open already; the maximum is {self.max_open}")
         if self.closed or self._writer is None:
             raise TooManyRequests("the engine is not running")
         arrived, handles = asyncio.Event(), []
-        for tokens, limit, finish_reason in jobs:
+        for job in jobs:
             self._last_id += 1
-            handles.append(RequestHandle(self._last_id, len(tokens), limit, finish_reason, arrived))
+            handles.append(RequestHandle(self._last_id, job, arrived))
             self.handles[self._last_id] = handles[-1]
-            self._send({"submit": [self._last_id, list(tokens), limit]})
+            self._send({"submit": [self._last_id, list(job.tokens), job.limit, job.priority]})
         return RequestGroup(handles, arrived)
 
     def abort(self, handle: RequestHandle) -> None:

@@ -1,7 +1,7 @@
 """The live driver behind `sim serve`: requests arrive over a socket while it runs, and tokens leave over it.
 
 It runs next to the device: Python 3.9, standard library. Messages are JSON lines.
-In: {"submit": [id, tokens, limit]}, {"abort": id}, {"stop": true}.
+In: {"submit": [id, tokens, limit, priority]}, {"abort": id}, {"stop": true}.
 Out: {"t", "tokens": [[id, token]...], "finished": [[id, outcome, reason, queued]...], "state"}.
 """
 
@@ -131,11 +131,11 @@ class EngineLoop(LiveDriver):
 
     def _handle(self, message: dict[str, Any]) -> None:
         if "submit" in message:
-            id, tokens, limit = message["submit"]
+            id, tokens, limit, priority = message["submit"]
             content = None
             if self.loop.server.prefix_cache is not None:  # every token is a text of its own
                 content = Content(tokens, range(1, len(tokens) + 1))
-            request = Request(id, self.loop.now, len(tokens), limit, content=content)
+            request = Request(id, self.loop.now, len(tokens), limit, priority=priority, content=content)
             self.open[id] = request
             self.prompts[request] = tokens
             self.loop.inbox.add(request)

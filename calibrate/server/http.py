@@ -10,16 +10,15 @@ import contextlib
 import hmac
 import ipaddress
 import json
-import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Callable, Optional, TypeVar
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
+from servesim.web import BAD_BODY, Refused
 
-from .engine_client import EngineClient, EngineEvent, RequestGroup, TooManyRequests
+from .engine_client import EngineClient, EngineEvent, Job, RequestGroup, TooManyRequests
 from .tokenizers import CannotEncode, Tokenizer
 
 MAX_BODY_BYTES = 1 << 20
@@ -29,18 +28,8 @@ HEAD_SECONDS = 30.0  # maximum time to send a request head on a new or idle conn
 PING_INTERVAL_S = 600.0  # a stream without tokens gets a comment after this time
 PING = b": You can't see this ping\n\n"
 CHECK_INTERVAL_S = 2.0  # between two checks for idle connections
-MAX_LOG_CHARACTERS = 200  # of the reason of a malformed request
 OPEN_PATHS = ("/health", "/ping")  # probes of a cluster have no key
 T = TypeVar("T")
-
-
-class Refused(Exception):
-    """Reject a request with this status and body."""
-
-    def __init__(self, status: int, body: Any) -> None:
-        self.status = status
-        self.body = body
-        super().__init__(f"{status} {body}")
 
 
 def refused(status: int, message: str) -> Refused:
@@ -63,6 +52,7 @@ class HttpFrontEnd:
     capacity: int  # tokens in all KV blocks
     usual_output: int  # tokens of an answer without a limit
     batch: int  # maximum running requests
+    has_priorities: bool  # whether the policy uses the priority of a request
     device: str
     dtype: str
     streams: set[Stream] = field(default_factory=set)  # open responses
@@ -75,7 +65,7 @@ class HttpFrontEnd:
             raw = await asyncio.wait_for(request.read(), BODY_SECONDS)
         except asyncio.TimeoutError:
             raise refused(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
-        except (HttpProcessingError, web.RequestPayloadError) as error:
+        except BAD_BODY as error:
             raise refused(400, f"the body cannot be decoded: {' '.join(str(error).split())}") from None
         try:
             body = json.loads(raw)
@@ -96,12 +86,12 @@ class HttpFrontEnd:
         except CannotEncode as error:
             raise refused(400, str(error)) from None
 
-    def submit(self, jobs: Sequence[tuple[Sequence[int], int, str]]) -> RequestGroup:
-        """Submit requests, each with its tokens, output length and finish reason: all of them, or none with a 503."""
+    def submit(self, jobs: Sequence[Job]) -> RequestGroup:
+        """Submit requests: all of them, or none with a 503."""
         if len(jobs) > self.engine.max_open:
             raise refused(400, f"expected at most {self.engine.max_open} answers in a response, got {len(jobs)}")
         try:
-            return self.engine.submit([(self._model_ids(tokens), limit, reason) for tokens, limit, reason in jobs])
+            return self.engine.submit([job._replace(tokens=self._model_ids(job.tokens)) for job in jobs])
         except TooManyRequests as error:
             raise refused(503, str(error)) from None
 
@@ -195,38 +185,6 @@ def mark_busy(front_end: HttpFrontEnd) -> Any:
             front_end.busy.discard(request.protocol)
 
     return mark
-
-
-@web.middleware
-async def json_errors(request: web.Request, handler: Any) -> web.StreamResponse:
-    """Return rejections and errors as JSON."""
-    try:
-        response: web.StreamResponse = await handler(request)
-        return response
-    except Refused as refused:
-        return web.json_response(refused.body, status=refused.status)
-    except ConnectionError:  # the client disconnected: not an error of the server
-        return web.Response(status=400)
-    except web.HTTPException as error:
-        headers = {key: value for key, value in error.headers.items() if key.lower() == "allow"}
-        return web.json_response({"detail": error.reason}, status=error.status, headers=headers)
-
-
-def request_logger() -> logging.Logger:
-    """Return a logger for aiohttp: it logs a malformed request in one line, without a traceback."""
-    logger = logging.getLogger(__name__)
-    logger.addFilter(shorten)
-    return logger
-
-
-def shorten(record: logging.LogRecord) -> bool:
-    """Replace the traceback of a malformed request with its reason."""
-    error = None if not record.exc_info else record.exc_info[1]
-    if isinstance(error, (HttpProcessingError, web.RequestPayloadError)):
-        reason = " ".join(str(getattr(error, "message", error)).split())[:MAX_LOG_CHARACTERS]
-        reason = "".join(character if character.isprintable() else "?" for character in reason)
-        record.msg, record.args, record.exc_info = "malformed request: %s", (reason,), None
-    return True
 
 
 async def close_idle_connections(runner: web.AppRunner, front_end: HttpFrontEnd) -> None:

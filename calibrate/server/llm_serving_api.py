@@ -6,9 +6,10 @@ import json
 from typing import Any, Callable, Optional
 
 from aiohttp import web
+from servesim.web import Refused
 
-from .engine_client import End, RequestGroup
-from .http import HttpFrontEnd, Refused, Stream
+from .engine_client import End, Job, RequestGroup
+from .http import HttpFrontEnd, Stream
 from .tokenizers import decode
 
 PATHS = ("/models/llama2", "/models/internlm")
@@ -61,7 +62,7 @@ class ServingApi:
         limit = parse_int((body.get("parameters") or {}).get("max_new_tokens"))
         limit = DEFAULT_LIMIT if limit is None else limit
         prompt = [BOS, *tokens]
-        return front_end.submit([(prompt, max(1, min(limit, front_end.context - len(prompt))), "length")])
+        return front_end.submit([Job(prompt, max(1, min(limit, front_end.context - len(prompt))), "length")])
 
     async def _generate(self, body: dict[str, Any]) -> web.Response:
         group = await self._submit(body)

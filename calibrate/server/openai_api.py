@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Any, Optional, Protocol
 
 from aiohttp import web
+from servesim.web import Refused
 
-from .engine_client import End, EngineEvent, RequestGroup, RequestHandle
-from .http import HttpFrontEnd, Refused, Stream
+from .engine_client import End, EngineEvent, Job, RequestGroup, RequestHandle
+from .http import HttpFrontEnd, Stream
 from .openai_fields import (
     MAX_PROMPT_TOKENS,
     Generation,
@@ -158,7 +159,7 @@ class OpenAIApi:
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """Complete one prompt or several."""
         body = await self._body(request)
-        asked = read_generation(body, ("max_tokens",), COMPLETION_LIMIT, self.front_end.engine.max_open)
+        asked = self._generation(body, ("max_tokens",), COMPLETION_LIMIT)
         tokenizer = self.front_end.tokenizer
         prompts = await self.front_end.encoded(lambda: read_prompts(body.get("prompt"), tokenizer))
         return await self._answer(request, prompts, asked, CompletionForm())
@@ -166,8 +167,7 @@ class OpenAIApi:
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """Answer the messages of a chat."""
         body = await self._body(request)
-        limits = ("max_completion_tokens", "max_tokens")
-        asked = read_generation(body, limits, None, self.front_end.engine.max_open)
+        asked = self._generation(body, ("max_completion_tokens", "max_tokens"), None)
         tokenizer = self.front_end.tokenizer
         prompt = await self.front_end.encoded(lambda: read_messages(body.get("messages"), tokenizer))
         return await self._answer(request, [prompt], asked, ChatForm())
@@ -196,6 +196,9 @@ class OpenAIApi:
         body = await self.front_end.json_body(request, lambda text, offset: fault(400, f"not JSON at {offset}: {text}"))
         self._check_model(body)
         return body
+
+    def _generation(self, body: dict[str, Any], limits: tuple[str, ...], default: Optional[int]) -> Generation:
+        return read_generation(body, limits, default, self.front_end.engine.max_open, self.front_end.has_priorities)
 
     def _check_model(self, body: dict[str, Any]) -> None:
         """Reject another model. A request without one means the only model there is."""
@@ -229,7 +232,7 @@ class OpenAIApi:
                 raise failure(end)
         return web.json_response(answers.complete([tokens for tokens, _ in results]))
 
-    def _job(self, prompt: Sequence[int], asked: Generation) -> tuple[Sequence[int], int, str]:
+    def _job(self, prompt: Sequence[int], asked: Generation) -> Job:
         """Return a prompt with the length of its answer and why the answer ends there."""
         front_end = self.front_end
         if len(prompt) > front_end.context:
@@ -237,7 +240,7 @@ class OpenAIApi:
         most = front_end.max_length
         if asked.max_tokens is None:  # what the server chooses must fit into its memory
             most = min(most, front_end.capacity)
-        return (prompt, *asked.answer(most - len(prompt), front_end.usual_output))
+        return Job(prompt, *asked.answer(most - len(prompt), front_end.usual_output), asked.priority)
 
     async def _stream(self, request: web.Request, group: RequestGroup, answers: Answers) -> web.StreamResponse:
         events = await group.next() or []  # a rejection is known now, and can still be an HTTP status

@@ -1,7 +1,8 @@
 """The fields of OpenAI's requests that have an effect. A wrong value is a 400 with one clear message.
 
 Other fields are ignored: temperature, stop, tools and so on do not change the times of a server. A request that
-forces a tool call is refused, because its client could not read an answer that is text.
+forces a tool call is refused, because its client could not read an answer that is text. A priority is refused if the
+policy does not use it, as vLLM documents the field; `best_of` above `n` too: the further answers would take time.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import reprlib
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from .http import Refused
+from servesim.web import Refused
+
 from .tokenizers import Tokenizer
 
 UNSUPPORTED = ("echo", "logprobs", "prompt_logprobs", "top_logprobs", "use_beam_search")  # null, false and 0 are fine
+MAX_PRIORITY = (1 << 63) - 1  # as in vLLM
 MAX_PROMPT_TOKENS = 1 << 20  # of all prompts of a request, times n
 
 
@@ -28,6 +31,7 @@ class Generation:
     streamed: bool
     final_usage: bool  # token counts at the end of a stream
     running_usage: bool  # token counts in every line of a stream
+    priority: int = 0  # lower is served first
 
     def answer(self, room: int, usual: int) -> tuple[int, str]:
         """Return the tokens of an answer and why it ends there.
@@ -40,7 +44,9 @@ class Generation:
         return max(1, min(wanted, room)), "stop" if wanted < room else "length"
 
 
-def read_generation(body: dict[str, Any], limits: tuple[str, ...], default: Optional[int], max_n: int) -> Generation:
+def read_generation(
+    body: dict[str, Any], limits: tuple[str, ...], default: Optional[int], max_n: int, has_priorities: bool
+) -> Generation:
     """Read the fields that both interfaces have. `limits` are the names of the output limit, the first one wins."""
     for name in UNSUPPORTED:
         if body.get(name):
@@ -59,14 +65,21 @@ def read_generation(body: dict[str, Any], limits: tuple[str, ...], default: Opti
     if not isinstance(options, (dict, type(None))):
         raise fault(400, f"stream_options: expected an object, got {reprlib.repr(options)}", "stream_options")
     running = flag(options or {}, "continuous_usage_stats", "stream_options.")
+    n, priority = integer(body, "n", 1, max_n) or 1, integer(body, "priority", -MAX_PRIORITY, MAX_PRIORITY) or 0
+    if (integer(body, "best_of", 1) or n) != n:
+        raise fault(400, f"best_of: not supported, expected n ({n}) or null, got {body['best_of']}", "best_of")
+    if priority and not has_priorities:
+        got = f"expected 0: the policy of this server does not use priorities, got {priority}"
+        raise fault(400, f"priority: {got}", "priority")
     return Generation(
         max_tokens=limit,
         min_tokens=least,
         ignore_eos=flag(body, "ignore_eos"),
-        n=integer(body, "n", 1, max_n) or 1,
+        n=n,
         streamed=flag(body, "stream"),
         final_usage=flag(options or {}, "include_usage", "stream_options."),
         running_usage=running,
+        priority=priority,
     )
 
 

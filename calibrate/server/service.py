@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Optional
@@ -17,21 +15,14 @@ from servesim.calibrate.client.load_generator import raise_file_limit
 from servesim.calibrate.device.worker_client import WorkerFailed
 from servesim.calibrate.live.setup import DeviceSession
 from servesim.config.scenario import Scenario
-from servesim.config.user_code import code_access
-from servesim.core import BadInput, PolicyError
+from servesim.config.user_code import code_access, is_user_class
+from servesim.core import Policy, PolicyError
 from servesim.files.scratch import ScratchFolder
 from servesim.version import __version__
+from servesim.web import json_errors, listening, stop_event
 
 from .engine_client import EngineClient
-from .http import (
-    MAX_BODY_BYTES,
-    HttpFrontEnd,
-    close_idle_connections,
-    json_errors,
-    mark_busy,
-    request_logger,
-    require_key,
-)
+from .http import MAX_BODY_BYTES, HttpFrontEnd, close_idle_connections, mark_busy, require_key
 from .llm_serving_api import ServingApi
 from .metrics import CONTENT_TYPE, ServerMetrics
 from .openai_api import OpenAIApi
@@ -42,39 +33,6 @@ MAX_MESSAGE_BYTES = 1 << 26  # of one message from the engine
 DRAIN_TIMEOUT_S = 60.0  # for open responses, when the server stops
 STOP_TIMEOUT_S = 10.0  # for the engine to stop after them; then the worker is killed
 KEEP_ALIVE_S = 30.0  # for a connection between two requests
-BACKLOG = 4096  # connections that wait to be accepted
-
-
-@contextlib.contextmanager
-def bound(host: str, port: int) -> Iterator[list[socket.socket]]:
-    """Bind a socket to every address of a host until the end; port 0 chooses a free one.
-
-    A port in use is known before the model is loaded. Clients cannot connect until the server listens.
-    """
-    sockets: list[socket.socket] = []
-    with contextlib.ExitStack() as stack, cannot_listen(host, port):
-        addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, kind, protocol, _, address in dict.fromkeys(addresses):
-            each = stack.enter_context(socket.socket(family, kind, protocol))
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # an IPv4 address has its own socket
-            each.bind((address[0], sockets[0].getsockname()[1] if sockets else port))
-            sockets.append(each)
-        stack = stack.pop_all()
-    with stack:
-        yield sockets
-
-
-@contextlib.contextmanager
-def cannot_listen(host: str, port: int) -> Iterator[None]:
-    """Report an error of the network in one line."""
-    try:
-        yield
-    except (OSError, ValueError) as error:  # a name that no DNS can have is a ValueError
-        number = getattr(error, "errno", None) or 0
-        reason = os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error)
-        raise BadInput(f"--host {host} --port {port}: cannot listen: {reason}") from None
 
 
 def application(front_end: HttpFrontEnd, api_key: Optional[str] = None) -> web.Application:
@@ -132,39 +90,25 @@ class Service:
         self.final_state: dict[str, Any] = {}  # of the engine
         self.failure: Optional[RuntimeError] = None  # of the engine, while it served
         self.code = code_access()  # threads do not inherit it
-        self.stop: Callable[[], object] = lambda: None  # stops the service; callable from any thread
+        self.stop: Callable[[], None] = lambda: None  # stops the service; callable from any thread
 
     async def run(self, ready: Optional[Callable[[int], None]] = None) -> None:
         """Serve until SIGINT or SIGTERM, or until the engine stops. Calls `ready(port)` when it listens."""
-        loop, stop = asyncio.get_running_loop(), asyncio.Event()
-
-        def request_stop() -> None:
-            with contextlib.suppress(RuntimeError):  # the engine has failed, and the service has ended by itself
-                loop.call_soon_threadsafe(stop.set)
-
-        self.stop = request_stop
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread
-                loop.add_signal_handler(number, stop.set)
+        stop, self.stop = stop_event()
         client = EngineClient(self.options.max_open, ServerMetrics(self.names[0]))
         async with self._start_engine(client) as engine:
             front_end = self._front_end(client)
-            runner = web.AppRunner(
-                application(front_end, self.options.api_key), handler_cancellation=True,
-                keepalive_timeout=KEEP_ALIVE_S, shutdown_timeout=DRAIN_TIMEOUT_S, logger=request_logger(),
-            )  # fmt: skip
-            await runner.setup()
-            with cannot_listen(*self.sockets[0].getsockname()[:2]):
-                for each in self.sockets:
-                    await web.SockSite(runner, each, backlog=BACKLOG).start()
-            closer = asyncio.create_task(close_idle_connections(runner, front_end))
-            if ready is not None:
-                ready(self.port)
-            stopped: asyncio.Future[Any] = asyncio.create_task(stop.wait())
-            await asyncio.wait([stopped, engine], return_when=asyncio.FIRST_COMPLETED)
-            stopped.cancel()
-            closer.cancel()
-            await runner.cleanup()
+            app = application(front_end, self.options.api_key)
+            async with listening(
+                app, self.sockets, keepalive_timeout=KEEP_ALIVE_S, shutdown_timeout=DRAIN_TIMEOUT_S
+            ) as runner:
+                closer = asyncio.create_task(close_idle_connections(runner, front_end))
+                if ready is not None:
+                    ready(self.port)
+                stopped: asyncio.Future[Any] = asyncio.create_task(stop.wait())
+                await asyncio.wait([stopped, engine], return_when=asyncio.FIRST_COMPLETED)
+                stopped.cancel()
+                closer.cancel()
             await self._stop_engine(client, engine)
 
     async def _stop_engine(self, client: EngineClient, engine: asyncio.Future[dict[str, Any]]) -> None:
@@ -222,9 +166,15 @@ class Service:
             capacity=client.state["total_blocks"] * self.scenario.engine.block_size,
             usual_output=self.options.usual_output,
             batch=getattr(policy, "max_num_seqs", 0) if slots is None else slots,
+            has_priorities=uses_priorities(policy),
             device=str(about["device"]),
             dtype=str(about["dtype"]),
         )
+
+
+def uses_priorities(policy: Policy) -> bool:
+    """Whether a policy sorts requests by their priority. A policy of the user may read it: that is not known."""
+    return "priority" in (policy.order, getattr(policy, "policy", None)) or is_user_class(type(policy))
 
 
 def serve(

@@ -57,11 +57,12 @@ def serve_clients(args: argparse.Namespace) -> int:
     from servesim.calibrate.device.worker_client import WorkerFailed
     from servesim.calibrate.live.setup import DeviceSession
     from servesim.calibrate.server.http import is_local
-    from servesim.calibrate.server.service import ServerOptions, bound, serve
+    from servesim.calibrate.server.service import ServerOptions, serve
     from servesim.calibrate.server.tokenizers import FileTokenizer
     from servesim.config.layers import override
     from servesim.costs.device_profile import load_profile
     from servesim.costs.mapping import cost_mapping
+    from servesim.web import bound
 
     check_options(args)
     key = api_key(args.api_key)

@@ -105,16 +105,21 @@ def in_workload(workload: Any, change: Change) -> Any:
     return result
 
 
-def names_relative_file(tree: Mapping[str, Any]) -> bool:
-    """Whether a scenario names a file by a path that starts at the working folder."""
-    found: list[bool] = []
+def paths_in(tree: Mapping[str, Any]) -> list[str]:
+    """Return all paths in a scenario."""
+    found: list[str] = []
 
     def note(path: str) -> str:
-        found.append(not os.path.isabs(path) and exists(Path(path)))
+        found.append(path)
         return path
 
     change_paths(tree, note)
-    return any(found)
+    return found
+
+
+def names_relative_file(tree: Mapping[str, Any]) -> bool:
+    """Whether a scenario names a file by a path that starts at the working folder."""
+    return any(not os.path.isabs(path) and exists(Path(path)) for path in paths_in(tree))
 
 
 def resolve_sweep_paths(tree: Mapping[str, Any], folder: Path) -> Tree:

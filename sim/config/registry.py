@@ -24,8 +24,10 @@ SIMPLE_TYPES = {int, float, bool, str, type(None)}
 ENGINE = "engine"  # the policy of an installed engine; it needs a worker process, so it is loaded by its name
 
 
-def policy_class(name: str) -> type[Policy]:
+def policy_class(name: Any) -> type[Policy]:
     """Return a policy by its name in POLICIES, as FILE.py:NAME, or from an entry point."""
+    if not isinstance(name, str):
+        raise BadInput(f"policy.name: expected the name of a policy, got {quote(name)}")
     if name in POLICIES:
         return POLICIES[name]
     if name == ENGINE:
@@ -77,8 +79,6 @@ def make_policy(policy: Mapping[str, Any]) -> Policy:
     """Build a policy from its name and fields; check types and ranges."""
     settings = dict(policy)
     name = settings.pop("name", None)
-    if not isinstance(name, str):
-        raise BadInput(f"policy.name: expected the name of a policy, got {quote(name)}")
     kind = policy_class(name)
     known = fields_of(kind)
     if "flags" in known:  # those of an engine, which checks them itself

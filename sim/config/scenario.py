@@ -132,7 +132,7 @@ class EngineConfig(Keys):
     @classmethod
     def _positive(cls, sizes: list[int]) -> list[int]:
         if any(not 0 < size <= MAX_INT for size in sizes):
-            raise ValueError("expected positive numbers")
+            raise ValueError(f"positive numbers up to {MAX_INT}")
         return sorted(sizes)
 
 

@@ -9,16 +9,17 @@ from typing import Any, Optional
 
 from pydantic import BaseModel
 from servesim.config.first_scenario import flow
-from servesim.config.layers import Tree
+from servesim.config.layers import Tree, as_section
 from servesim.config.registry import own_fields_first, policy_class, presets
 from servesim.config.scenario import Scenario, TraceFile
 from servesim.config.user_code import use_access
 from servesim.core import AtLeast, BadInput, Policy
 from servesim.core.fields import policy_fields
+from servesim.core.limits import is_number
 from servesim.costs.device_profile import bundled_profiles
 from servesim.policies import POLICIES
 from servesim.runs.request_rate import RATE_KEYS
-from servesim.traces.make.workload import workload_from
+from servesim.traces.make.workload import workload_model
 
 from .state import WORKLOADS, Choice, Origin, key_value, scenario_policy
 
@@ -57,7 +58,7 @@ class Control:
 
 
 def controls_of(origin: Origin, choice: Choice) -> list[Control]:
-    """Return all controls of a scenario. Wrong settings have controls too, so that they can be corrected."""
+    """Return all controls of a scenario."""
     tree, base = origin.tree(choice), origin.base(choice)
     if scenario_policy(base) != scenario_policy(tree):
         base = {key: value for key, value in base.items() if key != "policy"}
@@ -97,13 +98,20 @@ def main_choices(origin: Origin, choice: Choice, tree: Tree) -> list[Control]:
 def request_controls(tree: Tree) -> list[Control]:
     """Return the controls of the trace or the workload."""
     trace, workload = tree.get("trace"), tree.get("workload")
+    if trace is None and workload is None:
+        return []
     if trace is not None:
-        return section_controls(TraceFile, trace if isinstance(trace, Mapping) else {"path": trace}, "trace.")
+        return section_controls(TraceFile, as_mapping(as_section("trace", trace)), "trace.")
     try:
-        found = section_controls(type(workload_from(workload)), workload or {}, "workload.")
+        found = section_controls(workload_model(workload), as_mapping(workload), "workload.")
     except BadInput:
         return []
     return sorted(found, key=lambda control: not control.key.endswith((".rate", ".X")))  # the request rate first
+
+
+def as_mapping(section: Any) -> Mapping[str, Any]:
+    """Return a section; a wrong one has no values."""
+    return section if isinstance(section, Mapping) else {}
 
 
 def policy_controls(name: Any) -> list[Control]:
@@ -131,8 +139,9 @@ def section_controls(
 ) -> list[Control]:
     """Return the controls of a section and of the sections in it; of some properties if there are `names`."""
     schema = model.model_json_schema()
-    rules = schema["properties"]
-    return list(walk({name: rules[name] for name in names or rules}, schema.get("$defs", {}), prefix, values))
+    types = schema.get("$defs", {})
+    rules = resolve(schema, types)["properties"]  # a model that contains itself is a reference
+    return list(walk({name: rules[name] for name in names or rules}, types, prefix, values))
 
 
 def walk(
@@ -197,6 +206,8 @@ def set_range(control: Control, start: Any) -> None:
     try:
         centre = float(control.default if start is None else start)
     except (TypeError, ValueError):
+        return
+    if not is_number(centre):
         return
     whole = centre == int(centre) and "." not in control.default and "rate" not in control.key
     ticks = slider_ticks(abs(centre), whole and not control.key.endswith(("X", "mean", "sd")))

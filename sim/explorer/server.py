@@ -9,9 +9,8 @@ import asyncio
 import contextlib
 import hmac
 import json
-import os
+import re
 import secrets
-import signal
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,6 +24,7 @@ from servesim.report.page import TEMPLATES, plotly_script, render
 from servesim.runs.metric_table import metrics_in
 from servesim.runs.simulate import load_trace
 from servesim.study.executor import process_count
+from servesim.web import BAD_BODY, bound, json_errors, listening, stop_event
 
 from .answer import Answer
 from .controls import WHOLE_CHOICES, controls_of
@@ -33,6 +33,7 @@ from .runner import Job, Runner
 from .state import REQUESTS, Origin, PageState, error_json, read_state
 
 HOST = "127.0.0.1"
+LOCAL = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]{1,5})?")  # Host of a request; SSH may forward another port
 PAGE = Path(__file__).with_name("page")
 MAX_BODY_BYTES = 1 << 18
 MAX_PAGES = 64  # open pages that are known
@@ -50,7 +51,7 @@ class ExploreServer:
         self._jobs: dict[str, Job] = {}  # the last job of each page
         self._ending: set[asyncio.Task[None]] = set()
         self._runner: Optional[Runner] = None
-        self._stop: Callable[[], object] = lambda: None
+        self._stop: Callable[[], None] = lambda: None
 
     @property
     def url(self) -> str:
@@ -76,9 +77,8 @@ class ExploreServer:
     @web.middleware
     async def _check_client(self, request: web.Request, handler: Any) -> web.StreamResponse:
         """Refuse requests without the token, and those that a foreign page sends under a name of this machine."""
-        given = request.path.split("/")[1]
-        local = request.host.rpartition(":")[0] in (HOST, "localhost")
-        if not local or not hmac.compare_digest(given.encode(errors="replace"), self.token.encode()):
+        given = request.path[1 : 1 + len(self.token)].encode(errors="replace")
+        if not LOCAL.fullmatch(request.host) or not hmac.compare_digest(given, self.token.encode()):
             return web.json_response({"detail": "expected the address that sim explore printed"}, status=403)
         response: web.StreamResponse = await handler(request)
         return response
@@ -100,12 +100,14 @@ class ExploreServer:
         choose = body.get("choose")
         if isinstance(choose, dict):
             state = self.origin.choose(state, str(choose.get("key")), str(choose.get("value")))
-        try:
-            controls = controls_of(self.origin, state)
-        except BadInput as bad:
-            return web.json_response({"error": error_json(bad, self.origin.where(state), state.settings)})
-        rows = [control.as_json() for control in controls]
-        return web.json_response({"state": state.model_dump(), "controls": rows}, headers=HEADERS)
+        usable, bad = self.origin.usable(state)
+        controls = [control.as_json() for control in controls_of(self.origin, usable)]
+        for control in controls:  # a wrong text stays where it can be corrected
+            if control["key"] not in usable.settings:
+                control["text"] = state.settings.get(control["key"], control["text"])
+        error = bad and error_json(bad, self.origin.where(state), state.settings)
+        answer = {"state": state.model_dump(), "controls": controls, "error": error}
+        return web.json_response(answer, headers=HEADERS)
 
     async def _copy(self, request: web.Request) -> web.Response:
         state = read_state((await read_body(request)).get("state"))
@@ -149,32 +151,16 @@ class ExploreServer:
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
 
-    async def serve(self, ready: Callable[[], object] = lambda: None) -> None:
+    async def serve(self, ready: Callable[[], object]) -> None:
         """Serve until SIGINT, SIGTERM or `stop`. Calls `ready` when it listens."""
-        loop, stop = asyncio.get_running_loop(), asyncio.Event()
-        self._stop = lambda: loop.call_soon_threadsafe(stop.set)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):  # not in the main thread
-                loop.add_signal_handler(number, stop.set)
-        app = web.AppRunner(self.application(), handler_cancellation=True, shutdown_timeout=0.5, access_log=None)
-        await app.setup()
-        try:
-            site = web.TCPSite(app, HOST, self.port)
-            try:
-                await site.start()
-            except OSError as error:
-                reason = os.strerror(error.errno) if error.errno else str(error)
-                raise BadInput(f"--port {self.port}: cannot listen: {reason}") from None
-            self.port = app.addresses[0][1]
-            self._runner = Runner(self.workers)
-            ready()
-            await stop.wait()
-        finally:
-            for job in self._jobs.values():
-                self._cancel(job)
-            await app.cleanup()
-            if self._runner is not None:
-                self._runner.close()
+        stop, self._stop = stop_event()
+        with bound(HOST, self.port) as sockets, contextlib.closing(Runner(self.workers)) as self._runner:
+            self.port = sockets[0].getsockname()[1]
+            async with listening(self.application(), sockets, shutdown_timeout=0.5):
+                ready()
+                await stop.wait()
+                for job in self._jobs.values():
+                    self._cancel(job)
 
     def run(self, ready: Callable[[], object]) -> None:
         """Serve in this thread."""
@@ -202,8 +188,7 @@ class ExploreServer:
 
     def stop(self) -> None:
         """End the server and its workers."""
-        with contextlib.suppress(RuntimeError):  # it has ended
-            self._stop()
+        self._stop()
         thread = getattr(self, "_thread", None)
         if thread is not None:
             thread.join()
@@ -233,20 +218,8 @@ async def read_body(request: web.Request) -> dict[str, Any]:
     """Return the JSON object of a request."""
     try:
         body = json.loads(await request.read())
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, *BAD_BODY):
         raise BadInput("page: expected JSON") from None
     if not isinstance(body, dict):
         raise BadInput("page: expected a JSON object")
     return body
-
-
-@web.middleware
-async def json_errors(request: web.Request, handler: Any) -> web.StreamResponse:
-    """Return rejections as JSON with one line."""
-    try:
-        response: web.StreamResponse = await handler(request)
-        return response
-    except BadInput as bad:
-        return web.json_response({"detail": str(bad)}, status=400)
-    except web.HTTPException as error:
-        return web.json_response({"detail": error.reason}, status=error.status)

@@ -16,17 +16,19 @@ from pydantic import Field, StringConstraints
 from servesim.config.export import TARGETS, export_scenario
 from servesim.config.first_scenario import CONTEST, CONTEST_WORKLOAD, GPU, GPU_WORKLOAD, flow
 from servesim.config.layers import Layer, Tree, assemble, file_layer, merge, nesting_order, setting_layers
+from servesim.config.paths import paths_in
 from servesim.config.registry import ENGINE, presets
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.config.user_code import CodeAccess, code_access, names_file, use_access
 from servesim.core import BadInput
 from servesim.core.limits import is_number
 from servesim.files.checked import Int, Keys, validate
-from servesim.files.read import show_path
+from servesim.files.read import OPEN_PIPES, show_path
 from servesim.files.write import yaml_text
 from servesim.files.yaml_reader import parse
 from servesim.runs.metric_table import metrics_in
 from servesim.runs.request_rate import rate_key_value, scenario_at_rate
+from servesim.traces.make.workload import workload_from
 
 MAX_SETTINGS, MAX_TEXT = 200, 20_000  # settings of a scenario; characters of one text
 MAX_VARIANTS = 4
@@ -43,6 +45,7 @@ WORKLOADS = {
     "closed loop": GPU_WORKLOAD.replace("arrivals: {kind: poisson, rate: 4}", "concurrency: 32"),
     "contest": CONTEST_WORKLOAD,
 }
+PLAIN_FLAGS = ("engine", "order", "scheduling_policy")  # texts of the policy `engine` that name no code
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
 
 
@@ -72,12 +75,13 @@ class Origin:
 
     def __init__(self, file: Optional[str] = None) -> None:
         self.file, self._layer = file, None if file is None else file_layer(file)
-        self.own_policy = None if file is None else scenario_policy(self.base(Choice()))
+        own: Tree = {} if file is None else self.base(Choice())
+        self.own_policy, self._own_code = scenario_policy(own), executed_by(own)
         self._code = code_access()
 
     def code(self, tree: Tree) -> Optional[CodeAccess]:
-        """Return the permission to load a policy file: that of the command, for the policy of its scenario file."""
-        return self._code if scenario_policy(tree) == self.own_policy else None
+        """Return the permission of the command to execute code, for a scenario that executes what its file names."""
+        return self._code if executed_by(tree).items() <= self._own_code.items() else None
 
     def first_state(self, preset: Optional[str] = None, settings: Optional[Mapping[str, str]] = None) -> PageState:
         """Return the state of a new page; `settings` are those of the command line."""
@@ -92,7 +96,10 @@ class Origin:
         if not choice.start and self._layer is None:
             raise BadInput("start: expected a preset, because the page has no scenario file")
         start = Layer({"preset": choice.start}) if choice.start or self._layer is None else self._layer
-        return assemble([start, *setting_layers([f"{key}={text}" for key, text in (settings or {}).items()])])
+        layers = setting_layers([f"{key}={text}" for key, text in (settings or {}).items()])
+        for layer in layers:
+            check_paths(layer.keys)  # `server_config` is read now
+        return assemble([start, *layers])
 
     def where(self, choice: Choice) -> str:
         """Return how messages name the scenario, as those of `sim run` do."""
@@ -105,12 +112,31 @@ class Origin:
             with suppress(BadInput):  # reported when all settings are applied
                 rate: Any = parse(settings[key], key) if key in settings and other not in settings else None
                 before = self.base(choice, {name: text for name, text in settings.items() if name != key})
+                workload_from(before.get("workload"))
                 old = rate_key_value(before)
                 if old and is_number(rate, 1e-9) and rate != old:
                     value = key_value(scenario_at_rate(before, rate, rate / old) or {}, other)
                     if value is not None and value != key_value(before, other):
                         settings[other] = repr(float(value))
         return settings
+
+    def usable(self, choice: Choice) -> tuple[Choice, Optional[BadInput]]:
+        """Return a choice without what makes no scenario, such as settings that are not YAML, and the first error."""
+        first: Optional[BadInput] = None
+        while True:
+            try:
+                self.tree(choice)
+                return choice, first
+            except BadInput as bad:
+                first = first or bad
+                wrong = error_json(bad, self.where(choice), choice.settings)["key"]
+            rest = Choice(start="" if self.file else FIRST_PRESET)
+            kept = {key: text for key, text in choice.settings.items() if not are_nested(key, wrong)}
+            if len(kept) < len(choice.settings):
+                rest = Choice(start=choice.start, settings=kept)
+            if rest == choice:
+                raise first
+            choice = rest
 
     def tree(self, choice: Choice) -> Tree:
         """Return the keys of a scenario."""
@@ -129,15 +155,13 @@ class Origin:
 
     def check_files(self, tree: Tree) -> None:
         """Raise BadInput for code that the command line did not name, and for standard input."""
-        name = scenario_policy(tree)
-        if (names_file(name) or name == ENGINE) and name != self.own_policy:
-            raise BadInput(
-                f"policy.name: {show_path(str(name))}: the page executes only the policy file of its scenario file; "
-                "name it there and run `sim explore FILE`"
-            )
-        trace = tree.get("trace")
-        if (trace.get("path") if isinstance(trace, Mapping) else trace) == "-":
-            raise BadInput("trace.path: expected a file; the page does not read standard input")
+        for key, text in executed_by(tree).items():
+            if text != self._own_code.get(key):
+                raise BadInput(
+                    f"policy.{key}: {show_path(text)}: the page executes only code that its scenario file names; "
+                    "name it there and run `sim explore FILE`"
+                )
+        check_paths(tree)
 
     def command(self, choice: Choice) -> str:
         """Return the command that runs a scenario."""
@@ -202,6 +226,31 @@ def scenario_policy(tree: Tree) -> Any:
     return policy.get("name") if isinstance(policy, Mapping) else policy
 
 
+def check_paths(keys: Mapping[str, Any]) -> None:
+    """Raise BadInput for standard input and other pipes of the command."""
+    for path in paths_in(keys):
+        if path == "-" or path.startswith(OPEN_PIPES):
+            raise BadInput(f"{path}: expected a file; the page does not read standard input")
+
+
+def executed_by(tree: Tree) -> dict[str, str]:
+    """Return the fields of the policy that name code: a policy file, or an installed engine with its classes and files.
+
+    Any text or list of an engine may name code, also in flags that servesim does not know. Numbers and switches do not.
+    """
+    name, policy = scenario_policy(tree), tree.get("policy")
+    if name != ENGINE:
+        return {"name": name} if names_file(name) else {}
+    fields = policy if isinstance(policy, Mapping) else {}
+    texts = {key: value for key, value in fields.items() if not isinstance(value, (bool, int, float, type(None)))}
+    return {"name": name, **{str(key): flow(value) for key, value in texts.items() if key not in PLAIN_FLAGS}}
+
+
+def are_nested(first: str, second: str) -> bool:
+    """Whether two keys are equal, or one is in the section of the other."""
+    return f"{first}.".startswith(f"{second}.") or f"{second}.".startswith(f"{first}.")
+
+
 def key_value(tree: Mapping[str, Any], key: str) -> Any:
     """Return the value of a key, None if nothing sets it."""
     value: Any = tree
@@ -214,6 +263,6 @@ def error_json(error: BadInput, where: str, settings: Mapping[str, str]) -> dict
     """Return an error with the key of the control that it belongs to: the message names it, or a file that it sets."""
     text = str(error)
     rest = text.removeprefix(f"{where}: ")
-    files = [key for key, value in settings.items() if value and rest.startswith(value.strip("'\""))]
+    files = [key for key, value in settings.items() if value and rest.startswith(value.strip("'\"") + ":")]
     key = re.match(r"(?:--set )?([\w.]+)", rest)
     return {"key": files[0] if files else key[1] if key else "", "text": text}

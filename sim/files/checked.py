@@ -81,6 +81,13 @@ def to_int(value: Any) -> Any:
     return int(value) if type(value) is float and value.is_integer() else value
 
 
+def to_whole(value: Any) -> Any:
+    """Return a float like 1e4 as an int; raise an error for other floats and for true and false."""
+    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+        raise expected_error("a whole number")
+    return to_int(value)
+
+
 def reject_bool(value: Any) -> Any:
     """Raise an error for true and false, which pydantic reads as 1 and 0."""
     if isinstance(value, bool):
@@ -134,7 +141,7 @@ Length = Annotated[
     BeforeValidator(to_int),
     expects(f"a whole number from 1 to {MAX_TOKENS}"),
 ]
-Int = Annotated[int, BeforeValidator(reject_bool)]
+Int = Annotated[int, BeforeValidator(to_whole)]
 Number = Annotated[float, BeforeValidator(reject_bool)]
 Text = Annotated[str, Field(strict=True, min_length=1), expects("a text")]
 Flag = Annotated[bool, Field(strict=True), expects("true or false")]

@@ -20,8 +20,8 @@ Tree = dict[str, Any]
 Path = tuple[Union[str, int], ...]
 NAN, INF = float("nan"), float("inf")
 VALUES = [
-    0, -1, 1e308, -1e308, 1e-320, 1e-9, 1e9, 1e12, 2**31 - 1, 10**18, NAN, INF, -INF, 10**400, -(10**400), True, "x",
-    [], {}, None,
+    0, -1, 1.5, 1e30, 1e308, -1e308, 1e-320, 1e-9, 1e9, 1e12, 2**31 - 1, 10**18, NAN, INF, -INF, 10**400, -(10**400),
+    True, "x", [], {}, None,
 ]  # fmt: skip
 LENGTHS = {"prompt": 20, "output": 4}
 FIXED_ARRIVALS = {"kind": "constant", "rate": 5.0}
@@ -138,9 +138,13 @@ def replaced(tree: Tree, path: Path, value: Any) -> Tree:
 
 
 def check_line(error: BadInput) -> None:
-    """Assert that a message is one short line."""
-    assert "\n" not in str(error)
-    assert len(str(error)) < 500
+    """Assert that a message is one short line in the form `KEY: expected TEXT, got VALUE`."""
+    text = str(error)
+    assert "\n" not in text
+    assert len(text) < 500
+    assert "expected expected" not in text
+    assert "Unable to" not in text
+    assert text.count(", got ") <= 1, text
 
 
 def check(tree: Tree) -> None:

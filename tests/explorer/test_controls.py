@@ -132,7 +132,9 @@ def test_a_copied_configuration_without_comments_has_its_remarks_beside_it() -> 
 
 
 def test_a_rate_of_a_duration_keeps_the_number_of_requests(tmp_path: Path) -> None:
-    (tmp_path / "f.yaml").write_text("workload: {duration: 60, arrivals: {kind: poisson, rate: 2}}\n")
+    (tmp_path / "f.yaml").write_text(
+        "workload: {duration: 60, arrivals: {kind: poisson, rate: 2}, lengths: {kind: fixed, prompt: 8, output: 8}}\n"
+    )
     origin = Origin(str(tmp_path / "f.yaml"))
     assert origin.applied(Choice(settings={"workload.arrivals.rate": "8"}))["workload.duration"] == "15.0"
     own = {"workload.arrivals.rate": "8", "workload.duration": "60"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import socket
@@ -21,6 +20,7 @@ from servesim.config.layers import read_scenario_file
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
 from servesim.explorer.server import MAX_BODY_BYTES, ExploreServer
+from servesim.explorer.state import Choice, Origin
 from servesim.runs.simulate import simulate
 
 from .conftest import post, wait_until
@@ -130,6 +130,41 @@ def test_an_error_names_its_key_in_the_words_of_the_command_line(
     assert capsys.readouterr().err.strip() == f"sim: {error['text']}"
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("policy", value) for value in ("7", "[x]", ".nan", "1e999", "true", "{name: [x]}", "'")),
+        *(("workload.contest.X", value) for value in ("[x]", "nan", ".inf", "{a: 1}")),
+        *(("policy.decode_batch", value) for value in ("inf", "1e999", "[x]")),
+        ("engine.num_blocks", ".nan"),
+        ("seed", "1e999"),
+        ("slo.ttft", "[1"),
+    ],
+)
+def test_a_wrong_value_is_an_error_at_its_control_and_the_controls_stay(
+    server: ExploreServer, key: str, value: str
+) -> None:
+    state = {"settings": {key: value}}
+    status, text = post(server.url, "scenario", {"state": state})
+    assert status == 200, text
+    controls = {control["key"]: control for control in json.loads(text, parse_constant=pytest.fail)["controls"]}
+    assert {"start", "policy", "workload", "seed", "engine.num_blocks", "slo.ttft"} <= controls.keys()
+    assert key == "policy" or controls[key]["text"] in (value, "inf", ".inf")
+    error = one(messages(server, state), "error")
+    assert error["key"] in (key, f"{key}.name")
+    assert "\n" not in error["text"]
+    assert post(server.url, "copy", {"state": state})[0] == 400
+    chosen = {"state": {}, "choose": {"key": key, "value": value}}
+    assert post(server.url, "scenario", chosen)[0] == 200
+
+
+def test_a_state_without_a_known_start_has_controls(server: ExploreServer) -> None:
+    answer = json.loads(post(server.url, "scenario", {"state": {"start": "no-such", "settings": {"seed": "5"}}})[1])
+    texts = {control["key"]: control["text"] for control in answer["controls"]}
+    assert texts["seed"] == "5"
+    assert "no such preset" in answer["error"]["text"]
+
+
 def test_only_the_address_with_the_token_answers(server: ExploreServer) -> None:
     good, bad = server.url, server.url.replace(server.token, "x" * len(server.token))
     assert post(good, "copy", {"state": {}})[0] == 200
@@ -140,11 +175,41 @@ def test_only_the_address_with_the_token_answers(server: ExploreServer) -> None:
     assert post(f"http://127.0.0.1:{server.port}/", "run", {"state": {}})[0] == 403
 
 
-def test_a_foreign_name_of_this_machine_is_refused(server: ExploreServer) -> None:
-    """A page of another site can resolve its own name to 127.0.0.1."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port)
-    connection.request("POST", f"/{server.token}/copy", "{}", {"Host": f"evil.example:{server.port}"})
-    assert connection.getresponse().status == 403
+def send(server: ExploreServer, data: str) -> bytes:
+    """Return the first line of the answer to bytes on a socket."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(data.encode())
+        return connection.makefile("rb").readline()
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("127.0.0.1:{}", 200), ("localhost:{}", 200), ("localhost:9", 200), ("localhost", 200), ("evil.example:{}", 403),
+     ("127.0.0.1:{}.evil.com", 403), ("localhost:{}.evil.com", 403), ("127.0.0.1.evil.com:{}", 403),
+     ("127.0.0.1:1@evil.com", 403), ("127.0.0.1:", 403), ("[::1]:{}", 403)],
+)  # fmt: skip
+def test_a_foreign_name_of_this_machine_is_refused(server: ExploreServer, host: str, status: int) -> None:
+    """A page of another site can resolve its own name to 127.0.0.1. An SSH tunnel has another port."""
+    head = f"GET /{server.token}/explore.js HTTP/1.1\r\nHost: {host.format(server.port)}\r\n\r\n"
+    assert send(server, head).split()[1] == str(status).encode()
+
+
+@pytest.mark.parametrize(
+    "request_text",
+    [
+        "garbage\r\n\r\n", "GET / HTTP/9.9\r\n\r\n", "GET / HTTP/1.1\r\nbad header\r\n\r\n",
+        "GET http://[::1 HTTP/1.1\r\nHost: localhost\r\n\r\n", f"GET /{'a' * 20000} HTTP/1.1\r\n\r\n",
+        "CONNECT evil:443 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        "POST /{}/copy HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nabcd",
+        "POST /{}/copy HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nabc\r\n",
+    ],
+)  # fmt: skip
+def test_a_malformed_request_is_refused_without_a_traceback(
+    server: ExploreServer, caplog: pytest.LogCaptureFixture, request_text: str
+) -> None:
+    assert send(server, request_text.replace("{}", server.token)).split()[1] in (b"400", b"403")
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+    assert all("\n" not in record.getMessage() for record in caplog.records)
 
 
 def test_it_listens_on_the_loopback_address_only(server: ExploreServer) -> None:
@@ -197,7 +262,7 @@ def test_the_page_executes_no_policy_file(server: ExploreServer, tmp_path: Path)
         {"policy": "engine"},
     ):
         error = one(messages(server, {"settings": settings}), "error")
-        assert "executes only the policy file of its scenario file" in error["text"]
+        assert "executes only code that its scenario file names" in error["text"]
         for path in ("scenario", "copy"):
             assert "executes only" in post(server.url, path, {"state": {"settings": settings}})[1]
         body = {"state": {}, "choose": {"key": "policy", "value": next(iter(settings.values()))}}
@@ -205,6 +270,29 @@ def test_the_page_executes_no_policy_file(server: ExploreServer, tmp_path: Path)
     pinned = one(messages(server, {"pins": [{"settings": {"policy": f"{tmp_path}/mine.py:Mine"}}]}), "error")
     assert pinned["text"].startswith("baseline: policy.name")
     assert not (tmp_path / "mine.executed").exists()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"policy.scheduler_cls": "other.py:Evil"},
+        {"policy.scheduler_cls": "os.path.Evil"},
+        {"policy.flags": "[[scheduler_cls, other.py:Evil]]"},
+        {"policy.worker_cls": "other.Evil"},
+        {"policy.kv_transfer_config": "{kv_connector_module_path: other}"},
+        {"policy": "{name: engine, scheduler_cls: 'other.py:Evil', max_num_seqs: 8}"},
+    ],
+)
+def test_the_page_names_no_code_of_an_installed_engine(tmp_path: Path, settings: dict[str, str]) -> None:
+    """Any flag of an engine may name a class or a file, so only numbers and switches change."""
+    file = tmp_path / "engine.yaml"
+    file.write_text("policy: {name: engine, scheduler_cls: own.py:Mine}\nworkload: {contest: {X: 20, T: 1}}\n")
+    origin = Origin(str(file))
+    with pytest.raises(BadInput, match=r"^policy\.\w+: .*the page executes only code that its scenario file names"):
+        origin.tree(Choice(settings=settings))
+    allowed = {"policy.max_num_seqs": "64", "policy.async_scheduling": "true", "policy.scheduling_policy": "priority"}
+    assert origin.tree(Choice(settings=allowed))["policy"]["scheduler_cls"] == "own.py:Mine"
+    assert "scheduler_cls" in origin.tree(Choice(settings={"policy.scheduler_cls": "null"}))["policy"]
 
 
 def test_the_policy_file_of_the_scenario_file_runs_with_permission(
@@ -224,9 +312,15 @@ def test_the_policy_file_of_the_scenario_file_runs_with_permission(
         servesim.explore("../mine.yaml")
 
 
-def test_standard_input_is_no_trace_of_the_page(server: ExploreServer) -> None:
-    error = one(messages(server, {"settings": {"trace.path": "'-'", "workload": "null"}}), "error")
-    assert error["key"] == "trace.path"
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("trace.path", "'-'"), ("trace.path", "/dev/stdin"), ("workload.contest.lengths", "'-'"), ("profile", "/dev/fd/0"),
+     ("server_config", "/dev/stdin")],
+)  # fmt: skip
+def test_the_page_does_not_read_standard_input(server: ExploreServer, key: str, value: str) -> None:
+    settings = {key: value, **({"workload": "null"} if key == "trace.path" else {})}
+    error = one(messages(server, {"settings": settings}), "error")
+    assert (error["key"], "standard input" in error["text"]) == (key, True)
 
 
 def slow_state(number: int = 0) -> dict[str, Any]:

@@ -189,16 +189,20 @@ ARRIVAL_FORMS: dict[str, type[Union[Requests, StagedRequests, ClosedRequests]]] 
 }
 
 
-def parse_workload(section: Any) -> AnyWorkload:
-    """Return a workload as the model that its keys select."""
-    if isinstance(section, Mapping) and "contest" in section:
-        return ContestWorkload.model_validate(section)
-    if isinstance(section, Mapping) and "mix" in section:
-        return Mix.model_validate(section)
-    forms = [key for key in ARRIVAL_FORMS if isinstance(section, Mapping) and key in section]
+def workload_model(section: Any) -> type[AnyWorkload]:
+    """Return the model that the keys of a workload select."""
+    keys = section if isinstance(section, Mapping) else {}
+    if "contest" in keys or "mix" in keys:
+        return ContestWorkload if "contest" in keys else Mix
+    forms = [key for key in ARRIVAL_FORMS if key in keys]
     if len(forms) > 1:
         raise BadInput(f"workload: expected one of {', '.join(ARRIVAL_FORMS)}, got {' and '.join(forms)}")
-    return (ARRIVAL_FORMS[forms[0]] if forms else Requests).model_validate(section)
+    return ARRIVAL_FORMS[forms[0]] if forms else Requests
+
+
+def parse_workload(section: Any) -> AnyWorkload:
+    """Return a workload as the model that its keys select."""
+    return workload_model(section).model_validate(section)
 
 
 AnyWorkload = Union[Requests, StagedRequests, ClosedRequests, ContestWorkload, Mix]

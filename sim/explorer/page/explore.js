@@ -43,9 +43,9 @@ function saveUrl() {
 async function loadControls(choose) {
   try {
     const answer = await (await post("scenario", { state, choose })).json();
-    if (answer.error) return showError(answer.error);
     ({ state, controls } = answer);
     renderControls();
+    showError(answer.error);
   } catch (error) { showError({ key: "", text: error.message }); }
 }
 

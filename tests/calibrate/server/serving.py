@@ -19,8 +19,9 @@ import pytest
 pytest.importorskip("aiohttp")
 
 from servesim.calibrate.live.setup import DeviceSession
-from servesim.calibrate.server.service import ServerOptions, Service, bound
+from servesim.calibrate.server.service import ServerOptions, Service
 from servesim.config.scenario import scenario_from
+from servesim.web import bound
 
 ENGINE = {"num_blocks": 400, "block_size": 8, "max_model_len": 200}
 COST = {"base": 0.003, "prefill_token": 0.00001, "decode_live": 0.00002}

@@ -23,9 +23,10 @@ pytest.importorskip("aiohttp")
 from servesim.calibrate.client.load_generator import first_model, send
 from servesim.calibrate.client.protocols import OpenAI
 from servesim.calibrate.server.http import is_local
-from servesim.calibrate.server.service import Service, bound
+from servesim.calibrate.server.service import Service
 from servesim.cli import main
 from servesim.core import BadInput, Request
+from servesim.web import bound
 
 from .serving import ask, idle_state, post, raw, service
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any, Optional
@@ -263,3 +264,49 @@ def test_tokens_of_a_text_and_back(shared_service: Service) -> None:
 def test_health_and_version(shared_service: Service) -> None:
     assert [ask(shared_service, path)[0] for path in ("/health", "/ping")] == [200, 200]
     assert set(answer(shared_service, "/version", None)) == {"version"}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "wrong"),
+    [
+        ({"priority": 5}, "priority"),
+        ({"priority": -1}, "priority"),
+        ({"priority": 1e30}, "priority"),
+        ({"priority": True}, "priority"),
+        ({"best_of": 5}, "best_of"),
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"best_of": 1.5}, "best_of"),
+        ({"priority": 0, "best_of": 1}, None),
+        ({"priority": None, "best_of": None}, None),
+        ({"best_of": 2, "n": 2}, None),
+    ],
+)
+def test_a_priority_or_further_answers_that_have_no_effect_are_refused(
+    shared_service: Service, fields: dict[str, Any], wrong: Optional[str]
+) -> None:
+    for path, prompt in ((COMPLETIONS, {"prompt": "a b"}), (CHAT, {"messages": HELLO})):
+        found = answer(shared_service, path, {**prompt, "max_tokens": 1, **fields}, 400 if wrong else 200)
+        assert found.get("error", {}).get("param") == wrong
+
+
+@pytest.mark.parametrize("field", ["policy", "order"])
+def test_a_policy_with_priorities_obeys_them(field: str) -> None:
+    ended: list[int] = []
+
+    def send(priority: int, tokens: int) -> None:
+        answer(served, COMPLETIONS, {"prompt": "a b", "max_tokens": tokens, "priority": priority})
+        ended.append(priority)
+
+    policy = {"name": "vllm-v1", "max_num_seqs": 1, field: "priority"}
+    with service(policy=policy, cost={"base": 0.02}) as served:
+        threads = []
+        for priority, tokens in ((-9, 150), (5, 10), (1, 10), (-3, 10)):
+            threads.append(threading.Thread(target=send, args=(priority, tokens)))
+            threads[-1].start()
+            while sum(json.loads(ask(served, "/serving/state")[1])[key] for key in ("waiting", "running")) < len(
+                threads
+            ):
+                time.sleep(0.01)
+        for thread in threads:
+            thread.join()
+    assert ended == [-9, -3, 1, 5]
