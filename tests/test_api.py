@@ -93,7 +93,6 @@ def test_arguments_override_the_scenario_and_settings_override_both(tmp_path: Pa
 
 def test_decisions_count_the_requests_of_each_queue() -> None:
     decisions = servesim.run(BASE, decisions=True).decisions
-    assert decisions is not None
     assert decisions.running.max() == 4
     assert set(decisions.kind) == {"prefill", "decode"}
     assert decisions.finished.sum() == 60

@@ -26,8 +26,6 @@ def tool(name: str) -> ModuleType:
     sys.path.insert(0, str(ROOT / "tools"))
     try:
         spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     finally:

@@ -346,7 +346,6 @@ def test_the_command_prints_the_address_and_ends_with_its_workers(scenario: Path
         "policy.decode_batch=9",
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         url = process.stdout.readline().split()[-1]
         assert "decode_batch=9" in post(url, "copy", {"state": json.loads(first_state(url))})[1]
         process.terminate()

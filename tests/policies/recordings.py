@@ -324,6 +324,18 @@ def play(recording: Recording, policy: Optional[Policy] = None, fast_forward: bo
     return PlayedRun(log.rows, {request.id: request for request in requests}, loop.server, loop.now, stuck)
 
 
+def reproduce(recording: Recording) -> PlayedRun:
+    """Run a recording step by step, and with fast-forward, which must give every request the same times."""
+    played, fast = play(recording), play(recording, fast_forward=True)
+    for id, request in played.requests.items():
+        other = fast.requests[id]
+        assert (other.first_token, other.finish, other.preemptions, other.cached_tokens) == (
+            request.first_token, request.finish, request.preemptions, request.cached_tokens,
+        )  # fmt: skip
+    assert fast.finish_time == played.finish_time
+    return played
+
+
 def compare(recording: Recording, played: PlayedRun, unlisted_victims: bool = False) -> None:
     """Assert that every step and every request is as recorded; the message shows the first step that differs.
 

@@ -393,7 +393,6 @@ class Adder:
         if not self.old and rounded > min(self.rem_now, self.rem_total):
             return "no token"
         self.note(job)
-        assert self.states is not None
         room = self.rem_now - (job.prompt if self.old else rounded)
         freed = 0
         for index, (left, held) in enumerate(self.states):

@@ -9,15 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from servesim.calibrate.client.prompts import UNSEEDED
 from servesim.calibrate.endpoint.answers import LoadResult, append_load, csv_rows, read_loads
 from servesim.calibrate.endpoint.fit import EndpointFit, fit_steps, profile_about, write_step_samples
-from servesim.calibrate.endpoint.load_plan import Design, Point, ServerSpeed
+from servesim.calibrate.endpoint.load_plan import Design, Point
 from servesim.calibrate.endpoint.measure import Measurements
-from servesim.calibrate.endpoint.steps import busy_steps, median_slope, observed_steps
+from servesim.calibrate.endpoint.steps import busy_steps, observed_steps
 from servesim.calibrate.probe.samples import read_samples
-from servesim.calibrate.server.tokenizers import WordTokenizer
-from servesim.core import BadInput, Request, Shape, StepCost
+from servesim.core import BadInput, Shape, StepCost
 from servesim.costs.linear import LinearCost
 from servesim.costs.parts import DecodePart, PartsCost, PrefillPart
 from servesim.costs.uncertainty import with_parameters
@@ -169,12 +167,6 @@ def test_one_load_with_single_prompt_steps_is_enough_for_a_fit() -> None:
     assert_times(fit_steps(kept, lags), COST, [prompt(64, 3), prompt(128, 3), decode(4, 200)], 0.05)
 
 
-def test_one_late_packet_does_not_change_the_step_time() -> None:
-    ends = 0.01 * np.arange(12)
-    ends[5] += 0.006
-    assert median_slope(ends) == pytest.approx(0.01, rel=1e-9)
-
-
 def test_tokens_that_arrive_together_are_flagged_samples(tmp_path: Path) -> None:
     """`sim calibrate check` reads the file again, and a step without time is not a sample of a step."""
     fit = calibrate(COST, SLOTS)
@@ -205,14 +197,6 @@ def test_design_has_all_kinds_with_small_loads_first_and_within_its_limits() -> 
     for fields in ({"lengths": (0,)}, {"lengths": ()}, {"bursts": (1,)}, {"rounds": 0}):
         with pytest.raises(BadInput, match="expected"):
             Design(**fields)  # type: ignore[arg-type]
-
-
-def test_prompts_have_the_requested_words_and_different_beginnings() -> None:
-    requests = Point("burst", 8, 64).requests("salt", 32, 16, ServerSpeed())
-    texts = [UNSEEDED.words(request) for request in requests]
-    assert {len(WordTokenizer(32000).encode(text)) for text in texts} == {64}
-    assert len({tuple(text.split()[:16]) for text in texts}) == 8
-    assert UNSEEDED.words(requests[0]) == UNSEEDED.words(Request(requests[0].id, 5.0, 64, 1))
 
 
 def test_answers_are_read_back_without_an_incomplete_load(tmp_path: Path) -> None:

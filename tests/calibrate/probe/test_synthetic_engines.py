@@ -17,8 +17,6 @@ from ...conftest import ROOT
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
     spec = importlib.util.spec_from_file_location("synthetic_engines", ROOT / "benchmarks" / "synthetic_engines.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)

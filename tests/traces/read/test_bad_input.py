@@ -136,7 +136,6 @@ def check_load(data: bytes, name: str = "trace") -> None:
         except BadInput as bad:
             complaint = str(bad)
     if trace is None:
-        assert complaint is not None
         assert complaint.startswith(f"{path}: row ")
         assert "\n" not in complaint
         assert len(complaint) < 1000
