@@ -116,18 +116,8 @@ def test_a_probe_on_mindspore_measures_both_variants_and_a_sweep_ranks_them(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     probe = ["calibrate", "probe", "--backend", "kbk", "--worker-python", kbk_python(), "--model", "micro", "--quiet"]
-    sizes = [
-        "--max-rows",
-        "4",
-        "--max-tokens",
-        "64",
-        "--max-seq-len",
-        "128",
-        "--host-blocks",
-        "0",
-        "--num-blocks",
-        "64",
-    ]
+    sizes = ["--max-rows", "4", "--max-tokens", "64", "--max-seq-len", "128"]
+    sizes += ["--host-blocks", "0", "--num-blocks", "64"]
     out = folder / "probed"
     said = run_sim(capsys, *probe, *sizes, "--budget", "20", "--precision", "20%", "-o", str(out))
     assert said.code == 0, said.error

@@ -31,17 +31,8 @@ def test_run_reads_the_same_requests_from_a_pipe(tmp_path: Path) -> None:
 
 def test_replay_reads_a_pipe_for_the_live_and_the_simulated_run(tmp_path: Path) -> None:
     words = (
-        "--backend",
-        "fake",
-        "--time-scale",
-        "0.001",
-        "--warm-up",
-        0,
-        "--set",
-        "profile={base: 0.0001}",
-        "-o",
-        "out",
-    )
+        "--backend", "fake", "--time-scale", "0.001", "--warm-up", 0, "--set", "profile={base: 0.0001}", "-o", "out",
+    )  # fmt: skip
     done = sim(tmp_path, "replay", "--trace", "-", *words)
     assert done.returncode == 0, done.stderr
     assert len((tmp_path / "out" / "sim" / "requests.csv").read_text().splitlines()) == 21

@@ -154,28 +154,9 @@ def check_command(line: str, where: str) -> bool:
 
 
 OTHER_COMMANDS = (
-    ".",
-    "chmod",
-    "cp",
-    "kill",
-    "aiperf",
-    "guidellm",
-    "vllm",
-    "pip",
-    "python",
-    "export",
-    "curl",
-    "pytest",
-    "ssh",
-    "scp",
-    "cd",
-    "git",
-    "dask",
-    "jupyter",
-    "jupytext",
-    "mypy",
-    ".venv/bin/python",
-)
+    ".", "chmod", "cp", "kill", "aiperf", "guidellm", "vllm", "pip", "python", "export", "curl", "pytest", "ssh",
+    "scp", "cd", "git", "dask", "jupyter", "jupytext", "mypy", ".venv/bin/python",
+)  # fmt: skip
 
 
 def check_parses(words: list[str], where: str) -> None:

@@ -12,10 +12,6 @@ def test_a_livelock_is_found_at_the_same_call() -> None:
     lengths = [(8, 5), (5, 2), (1, 1), (1, 1), (1, 1)]
     requests = [Request(id, 0.0, prompt, output) for id, (prompt, output) in enumerate(lengths)]
     world = ContractWorld(requests, blocks=11, block_size=1, max_model_len=40, rejects=None)
-    policy = POLICIES["vllm-v1"](
-        max_num_batched_tokens=96,
-        enable_chunked_prefill=False,
-        long_prefill_token_threshold=4,
-        scheduler_reserve_full_isl=False,
-    )
+    limits = {"max_num_batched_tokens": 96, "long_prefill_token_threshold": 4}
+    policy = POLICIES["vllm-v1"](**limits, enable_chunked_prefill=False, scheduler_reserve_full_isl=False)
     check_fast_forward(policy, world)

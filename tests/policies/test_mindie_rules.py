@@ -70,8 +70,6 @@ def test_a_preempted_request_that_needs_exactly_all_blocks_is_never_admitted_aga
 
 
 def test_wrong_settings_are_errors() -> None:
-    with pytest.raises(ValueError, match="stage_policy: expected one of prefill-first, throughput, latency"):
-        MindIE(stage_policy="decode-first")
     with pytest.raises(BadInput, match=r"engine.empty_step: expected more than 0"):
         Loop(Server(MindIE(), 10, 16), Inbox([]), SimulatedClock(COST), empty_step=0.0)
     refusals = MindIE(max_batch_size=4, max_preempt_count=5).engine_refusals(256, 2560)

@@ -91,14 +91,9 @@ def test_the_page_is_reproducible(experiment: Path, tmp_path: Path) -> None:
 
 def test_plots_are_written_as_reproducible_files(experiment: Path, tmp_path: Path) -> None:
     stems = [
-        "knobs",
-        "pareto_makespan_mean_tpot_ms",
-        "pareto_makespan_mean_ttft_ms",
-        "pareto_mean_tpot_ms_output_throughput",
-        "pareto_output_throughput_mean_ttft_ms",
-        "queues",
-        "time",
-    ]
+        "knobs", "pareto_makespan_mean_tpot_ms", "pareto_makespan_mean_ttft_ms",
+        "pareto_mean_tpot_ms_output_throughput", "pareto_output_throughput_mean_ttft_ms", "queues", "time",
+    ]  # fmt: skip
     for kind, folder in (("png", "pictures"), ("svg", "one"), ("svg", "two")):
         assert sweeps.sim("plot", experiment, "-o", tmp_path / folder, "--format", kind) == 0
         assert sorted(path.name for path in (tmp_path / folder).iterdir()) == [f"{stem}.{kind}" for stem in stems]

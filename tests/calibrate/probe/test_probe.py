@@ -166,16 +166,9 @@ def test_the_grid_stays_within_its_bounds() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "device/standalone",
-        "device/backend",
-        "device/fake",
-        "device/worker",
-        "probe/grid",
-        "probe/measure",
-        "probe/samples",
-    ],
-)
+    ["device/standalone", "device/backend", "device/fake", "device/worker", "probe/grid", "probe/measure",
+     "probe/samples"],
+)  # fmt: skip
 def test_worker_modules_need_only_python_3_9(name: str) -> None:
     tree = ast.parse((ROOT / "calibrate" / f"{name}.py").read_text(encoding="utf-8"), feature_version=(3, 9))
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level}
@@ -183,19 +176,8 @@ def test_worker_modules_need_only_python_3_9(name: str) -> None:
     assert {str(module).split(".")[0] for module in modules} <= set(sys.stdlib_module_names) | {"numpy", "servesim"}
 
 
-COMMAND = [
-    "calibrate",
-    "probe",
-    "--backend",
-    "fake",
-    "--model",
-    "tiny",
-    "--num-blocks",
-    "64",
-    "--host-blocks",
-    "4",
-    "-q",
-]
+COMMAND = ["calibrate", "probe", "--backend", "fake", "--model", "tiny", "--num-blocks", "64"]
+COMMAND += ["--host-blocks", "4", "-q"]
 GRID = ["--max-rows", "8", "--max-tokens", "64", "--max-seq-len", "200"]
 
 
@@ -227,18 +209,9 @@ def test_ctrl_c_keeps_the_samples(tmp_path: Path) -> None:
 def test_standalone_probe_without_the_package(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("calibrate", "sim", "policies", "traces"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "profiles"))
-    grid_options = ["--max-rows", "8", "--max-tokens", "64", "--max-seq-len", "200", "--budget", "3"]
-    command = [
-        sys.executable,
-        "-I",
-        str(tmp_path / "calibrate" / "device" / "standalone.py"),
-        "--backend",
-        "fake",
-        *grid_options,
-    ]
-    ran = subprocess.run(
-        [*command, "-o", str(tmp_path / "out")], capture_output=True, text=True, cwd=tmp_path, check=True
-    )
+    script = str(tmp_path / "calibrate" / "device" / "standalone.py")
+    command = [sys.executable, "-I", script, "--backend", "fake", *GRID, "--budget", "3", "-o", str(tmp_path / "out")]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
     assert "points precise, 0 failed" in ran.stdout
     assert main(["calibrate", "fit", str(tmp_path / "out")]) == 0
     assert "held-out error  decode" in capsys.readouterr().out
