@@ -79,6 +79,7 @@ def test_validate_checks_the_variant_against_the_profile(folder: Path, capsys: p
     assert "engine.sampling: profile known has no time of mint" in said.error
 
 
+@pytest.mark.slow
 def test_a_replay_simulates_the_variant_of_the_backend(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On torch, the option of the backend says what runs; the profile was measured with another variant."""
     pytest.importorskip("torch", reason="torch is not installed: pip install '.[torch]'")
@@ -92,6 +93,7 @@ def test_a_replay_simulates_the_variant_of_the_backend(folder: Path, capsys: pyt
     assert (simulated["sampling"], live["backend"]["sampling"]) == ("host", "host")
 
 
+@pytest.mark.slow
 def test_scenarios_with_other_variants_run_on_workers_of_their_own(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -324,15 +324,15 @@ def play(recording: Recording, policy: Optional[Policy] = None, fast_forward: bo
     return PlayedRun(log.rows, {request.id: request for request in requests}, loop.server, loop.now, stuck)
 
 
-def reproduce(recording: Recording) -> PlayedRun:
+def reproduce(recording: Recording, policy: Optional[Policy] = None) -> PlayedRun:
     """Run a recording step by step, and with fast-forward, which must give every request the same times."""
-    played, fast = play(recording), play(recording, fast_forward=True)
+    played, fast = play(recording, policy), play(recording, policy, fast_forward=True)
+    assert (str(fast.stuck), fast.finish_time) == (str(played.stuck), played.finish_time)
     for id, request in played.requests.items():
         other = fast.requests[id]
         assert (other.first_token, other.finish, other.preemptions, other.cached_tokens) == (
             request.first_token, request.finish, request.preemptions, request.cached_tokens,
         )  # fmt: skip
-    assert fast.finish_time == played.finish_time
     return played
 
 

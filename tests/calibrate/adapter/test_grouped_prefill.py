@@ -91,7 +91,7 @@ def check_answers(requests: list[dict[str, Any]], answers: dict[str, list[int]])
 def test_decisions_and_every_token_with_8_prompts_per_prefill(seq_length: Optional[int]) -> None:
     steps = preempted = tokens = 0
     groups: list[int] = []
-    for seed in range(60):
+    for seed in range(30):
         rng = random.Random(seed)
         requests, _, blocks, size = random_world(rng)
         batch = rng.randint(2, 10)
@@ -103,15 +103,15 @@ def test_decisions_and_every_token_with_8_prompts_per_prefill(seq_length: Option
             tokens += check_answers(requests, server.log["answers"])
         steps, preempted = steps + counts[0], preempted + counts[1]
         groups += server.log["groups"]
-    assert steps > 2000
-    assert preempted > 100
-    assert tokens > 4000
+    assert steps > 1000
+    assert preempted > 50
+    assert tokens > 2000
     assert set(range(1, 9)) <= set(groups)
 
 
 def test_decisions_and_every_token_with_any_settings() -> None:
     tokens = 0
-    for seed in range(60):
+    for seed in range(30):
         rng = random.Random(1000 + seed)
         requests, batch, blocks, size = random_world(rng)
         requests = with_prompts(requests, rng)
@@ -120,7 +120,7 @@ def test_decisions_and_every_token_with_any_settings() -> None:
         policy = LLMServing(decode_batch=batch, **settings)
         if compare_with_simulation(requests, policy, batch, blocks, size, 7, server)[0]:
             tokens += check_answers(requests, server.log["answers"])
-    assert tokens > 4000
+    assert tokens > 2000
 
 
 class RowOffsets(DisModel):
