@@ -171,10 +171,11 @@ def check_parses(words: list[str], where: str) -> None:
 
 
 def test_commands_in_the_text_exist() -> None:
+    commands = parser()
     for page in PAGES:
         for text in INLINE.findall(prose(page)):
             words = [word for word in re.split(r"\s+", text)[1:] if word not in ("-m", "servesim")]
-            check_words(parser(), words, f"{page_name(page)}: `{text}`")
+            check_words(commands, words, f"{page_name(page)}: `{text}`")
 
 
 def check_words(inner: Parser, words: list[str], where: str) -> None:

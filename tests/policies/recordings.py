@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Callable, Optional
 
 from servesim.core import FOREVER, Policy, Request, Sampling, Stuck
@@ -198,7 +199,13 @@ class PlayedRun:
 def recording_names(*engines: str, folder: str = "") -> list[str]:
     """Return the file names of the recordings of these engines (prefixes of the engine in meta)."""
     paths = sorted(path.relative_to(FOLDER).as_posix() for path in (FOLDER / folder).glob("*.json.gz"))
-    return [name for name in paths if load(name).meta["engine"].startswith(engines)]
+    return [name for name in paths if engine_of(name).startswith(engines)]
+
+
+@cache
+def engine_of(name: str) -> str:
+    """Return the engine of a recording; each file is read once for this."""
+    return str(load(name).meta["engine"])
 
 
 def load(name: str) -> Recording:
