@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import signal
 import subprocess
@@ -18,11 +19,13 @@ from servesim.calibrate.device import fake
 from servesim.calibrate.device.backend import MODELS, Row
 from servesim.calibrate.device.fake import FakeBackend
 from servesim.calibrate.probe import measure as probe
+from servesim.calibrate.probe import session
 from servesim.calibrate.probe.grid import grid
 from servesim.cli import main
 from servesim.core import Shape
 
 from ...conftest import ROOT
+from ...pseudo_terminal import on_terminal
 from .virtual_time import VirtualTime
 
 SMALL = {"max_rows": 4, "max_tokens": 64, "max_seq_len": 160, "budget": 20.0, "precision": 0.05}
@@ -215,3 +218,22 @@ def test_standalone_probe_without_the_package(tmp_path: Path, capsys: pytest.Cap
     assert "points precise, 0 failed" in ran.stdout
     assert main(["calibrate", "fit", str(tmp_path / "out")]) == 0
     assert "held-out error  decode" in capsys.readouterr().out
+
+
+def report(**changes: Any) -> dict[str, Any]:
+    return {"known": 0, "points": 50, "samples": 7, "failed": 0, "seconds": 30.0, "left": 90.0, **changes}
+
+
+def test_the_fraction_is_that_of_the_time_or_of_the_points() -> None:
+    assert session.fraction_done(report()) == 0.25
+    assert session.fraction_done(report(known=40)) == 0.8
+    assert session.fraction_done(report(seconds=130.0, left=0.0)) == 1.0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs pseudo-terminals")
+def test_the_bar_moves_on_a_terminal(tmp_path: Path) -> None:
+    words = ["calibrate", "probe", "--backend", "fake", "--budget", "4", "--no-fit", "-o", str(tmp_path / "out")]
+    text = on_terminal([*words, "--max-rows", "4", "--max-tokens", "128", "--precision", "0.01%"], columns=140)
+    shown = [int(number) for number in re.findall(r"probe: +(\d+)%\|", text)]
+    assert len(set(shown)) >= 3 and shown == sorted(shown)
+    assert re.search(r"\d+/\d+ points precise, \d+ samples.*, at most \d+ s left", text)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timezone
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from servesim.calibrate.device.backend import MODELS
 from servesim.calibrate.device.fake import FakeBackend
 from servesim.calibrate.live.driver import replay
@@ -25,6 +28,9 @@ from servesim.calibrate.replay.replay import (
     write_replay,
 )
 from servesim.calibrate.replay.verify import (
+    CHECKED_METRICS,
+    METRICS,
+    Comparison,
     MetricRow,
     compare_decisions,
     compare_latency,
@@ -39,6 +45,9 @@ from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
 from servesim.costs.parts import DecodePart, HostPart, PartsCost
 from servesim.engine.clocks import VirtualClock
+from servesim.files.chart_style import matplotlib_style
+from servesim.report.figures import plot_errors
+from servesim.report.verify_page import VerifiedRun
 from servesim.runs.run_folder import RunData, read_run, run_data
 
 TREE: dict[str, Any] = {
@@ -243,3 +252,18 @@ def test_winners_of_a_sweep_are_replayed_in_rank_order(tmp_path: Path, capsys: p
     assert main([*command, "-o", str(tmp_path / "out")]) == 0
     assert "rank agreement over 2 settings" in capsys.readouterr().out
     assert (tmp_path / "out" / "live" / "rank2-baseline" / "steps.csv").exists()
+
+
+def test_names_in_the_chart_of_errors_do_not_overlap() -> None:
+    rows = [MetricRow(metric, 1.0, 1.1) for metric in METRICS]
+    names = [f"a-long-name-of-a-scenario-{number}" for number in range(5)]
+    runs = [VerifiedRun(name, Comparison(name, rows, None, []).as_dict(), {}, None) for name in names]
+    with matplotlib_style():
+        figure = Figure(figsize=(4.3, 4.6))
+        canvas = FigureCanvasAgg(figure)
+        axes = figure.subplots()
+        plot_errors(axes, runs, CHECKED_METRICS)
+        canvas.draw()
+        boxes = [label.get_window_extent() for label in (*axes.get_yticklabels(), axes.title, axes.xaxis.label)]
+    assert len(boxes) == 7 and not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+    assert all(box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1 for box in boxes)
