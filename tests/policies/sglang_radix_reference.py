@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from typing import Any, Optional
 
 from ..engine.radix_cache_reference import Part, RadixTree
-from .sglang_reference import Adder, Batch, Engine, Job
+from .sglang_reference import Batch, Engine, Job
 
 
 class RadixJob(Job):
@@ -20,6 +20,8 @@ class RadixJob(Job):
 
 class RadixEngine(Engine):
     """One server."""
+
+    has_tree = True
 
     def __init__(self, version: str, knobs: dict[str, Any], jobs: list[Job], cost: dict[str, int]) -> None:
         super().__init__(version, knobs, jobs, cost)
@@ -59,6 +61,14 @@ class RadixEngine(Engine):
     def look_up(self, job: Any) -> None:
         job.part, job.prefix = self.tree.match(job.tokens[: job.prompt + job.outs - 1])
 
+    def lock(self, job: Any, change: int) -> None:
+        self.tree.lock(job.part, change)
+
+    def use(self, job: Any) -> None:
+        job.kept = job.stored = job.prefix
+        if job.prefix:
+            self.cached.append([job.id, job.prefix])
+
     def take_back(self, job: Any, others: int) -> None:
         self.pages += (self.ceil(job.stored) - job.kept) // self.page
         self.tree.lock(job.part, -1)
@@ -94,52 +104,6 @@ class RadixEngine(Engine):
         else:
             self.waiting = self.tree.depth_first([(job, job.part) for job in self.waiting])
         return True
-
-
-class RadixAdder(Adder):
-    """The budgets of one prefill."""
-
-    engine: RadixEngine
-
-    @property
-    def rem_total(self) -> float:
-        return self.engine.available - self.total_off
-
-    @property
-    def rem_now(self) -> int:
-        return self.engine.available - self.now_off
-
-    def add(self, job: Any) -> str:
-        rest, page, tree = job.rest, self.engine.page, self.engine.tree
-        if self.old:
-            total, rounded = rest + min(job.limit, 4096), rest
-        else:
-            total, rounded = rest + min(max(job.limit - job.outs, 0), 4096) + page, self.engine.ceil(rest)
-        if total >= self.rem_total:
-            return "no token"
-        if self.old and rest > self.rem_input and self.tokens:
-            return "other"
-        if not self.old and self.rem_chunk is None and rounded >= self.rem_input and self.tokens:
-            return "other"
-        tree.lock(job.part, 1)
-        tokens = rest
-        refused = ""
-        if total > self.rem_total or (not self.old and total == self.rem_total):
-            refused = "no token"
-        elif self.rem_chunk is not None and rounded > self.rem_chunk:
-            tokens = self.rem_chunk if self.old else self.rem_chunk // page * page
-            refused = "" if tokens > 0 else "other"
-        if refused:
-            tree.lock(job.part, -1)
-            return refused
-        job.kept = job.stored = job.prefix
-        if job.prefix:
-            self.engine.cached.append([job.id, job.prefix])
-        self.book(job, tokens)
-        return self.result()
-
-
-RadixEngine.adder = RadixAdder
 
 
 def common(tokens: list[Hashable], other: list[Hashable]) -> int:

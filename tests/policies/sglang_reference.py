@@ -49,7 +49,7 @@ class Crash(Exception):
 class Engine:
     """One server. `knobs` are those of a recording; `rows` are its steps."""
 
-    adder: type[Adder]
+    has_tree = False
 
     def __init__(self, version: str, knobs: dict[str, Any], jobs: list[Job], cost: dict[str, int]) -> None:
         self.old = version.endswith("0.4.6")
@@ -85,6 +85,10 @@ class Engine:
     @property
     def free(self) -> int:
         return self.pages * self.page
+
+    @property
+    def available(self) -> int:
+        return self.free
 
     def store(self, job: Job, tokens: int, phase: str) -> None:
         self.pages -= (self.ceil(job.stored + tokens) - self.ceil(job.stored)) // self.page
@@ -212,6 +216,12 @@ class Engine:
     def look_up(self, job: Job) -> None:
         """Find the tokens that a waiting request need not compute."""
 
+    def lock(self, job: Job, change: int) -> None:
+        """Keep the tokens that were found, or no longer."""
+
+    def use(self, job: Job) -> None:
+        """Begin with the tokens that were found."""
+
     # -- one turn -------------------------------------------------------------------------------------------------
 
     def choose(self) -> Optional[Batch]:
@@ -246,7 +256,7 @@ class Engine:
             self.full = True
             return None
         known = self.order() and self.old
-        adder = self.adder(self)
+        adder = Adder(self)
         if self.chunked is not None:
             adder.add_chunked(self.chunked)
             self.chunked = adder.cut
@@ -363,11 +373,11 @@ class Adder:
 
     @property
     def rem_total(self) -> float:
-        return self.engine.free - self.total_off
+        return self.engine.available - self.total_off
 
     @property
     def rem_now(self) -> int:
-        return self.engine.free - self.now_off
+        return self.engine.available - self.now_off
 
     def book(self, job: Job, tokens: int) -> None:
         self.tokens[job] = tokens
@@ -394,7 +404,7 @@ class Adder:
         self.book(job, min(job.rest, room))
 
     def add(self, job: Job) -> str:
-        if self.engine.knobs.get("ignore_eos"):
+        if self.engine.knobs.get("ignore_eos") and not self.engine.has_tree:
             return self.add_ignore_eos(job)
         rest, page = job.rest, self.engine.page
         if self.old:
@@ -407,13 +417,18 @@ class Adder:
             return "other"
         if not self.old and self.rem_chunk is None and rounded >= self.rem_input and self.tokens:
             return "other"
-        if self.rem_chunk is None or rounded <= self.rem_chunk:
-            self.book(job, rest)
-        else:
+        self.engine.lock(job, 1)
+        tokens, refused = rest, ""
+        if total > self.rem_total or (not self.old and total == self.rem_total):  # less is available than before
+            refused = "no token"
+        elif self.rem_chunk is not None and rounded > self.rem_chunk:
             tokens = self.rem_chunk if self.old else self.rem_chunk // page * page
-            if tokens <= 0:
-                return "other"
-            self.book(job, tokens)
+            refused = "" if tokens > 0 else "other"
+        if refused:
+            self.engine.lock(job, -1)
+            return refused
+        self.engine.use(job)
+        self.book(job, tokens)
         return self.result()
 
     def result(self) -> str:
@@ -459,6 +474,3 @@ class Adder:
                 self.states.insert(index, entry)
                 return
         self.states.insert(len(self.states) - 1, entry)
-
-
-Engine.adder = Adder
