@@ -93,7 +93,6 @@ def test_arguments_override_the_scenario_and_settings_override_both(tmp_path: Pa
 
 def test_decisions_count_the_requests_of_each_queue() -> None:
     decisions = servesim.run(BASE, decisions=True).decisions
-    assert decisions is not None
     assert decisions.running.max() == 4
     assert set(decisions.kind) == {"prefill", "decode"}
     assert decisions.finished.sum() == 60
@@ -247,31 +246,6 @@ def test_the_content_of_prompts_stays_in_a_frame(tmp_path: Path) -> None:
     ]
     with pytest.raises(BadInput, match="column content: expected Content objects with as many tokens as their prompts"):
         requests_in(frame.assign(prompt=7))
-
-
-@pytest.mark.parametrize("kind", ["poisson", "file", "contest", "mix"])
-def test_a_run_of_a_sweep_over_rates_has_its_rate(kind: str, tmp_path: Path) -> None:
-    base = {key: value for key, value in BASE.items() if key not in ("trace", "workload")}
-    lengths = {"prompt": 20, "output": [5, 20]}
-    poisson = {"requests": 40, "arrivals": {"kind": "poisson", "rate": 2}, "lengths": lengths}
-    rows = "".join(f"{k / 2},20,{5 + k % 9}\n" for k in range(40))
-    (tmp_path / "trace.csv").write_text(f"arrival,prompt,output\n{rows}")
-    requests = {
-        "poisson": {"workload": poisson}, "mix": {"workload": {"mix": [poisson, poisson]}},
-        "contest": {"workload": {"contest": {"X": 2, "T": 20}}}, "file": {"trace": str(tmp_path / "trace.csv")},
-    }[kind]  # fmt: skip
-    swept = servesim.sweep(base=base | requests, params={"policy.decode_batch": [2, 8]}, rates=[5, 20])
-    for rate in (5, 20):
-        at_rate = swept.at(rate)
-        for config in (0, 2):
-            makespan = at_rate.table.makespan[config]
-            assert at_rate.run(config).metrics["makespan"] == pytest.approx(makespan, rel=1e-9)
-            if kind == "mix":
-                with pytest.raises(BadInput, match="no key for the request rate"):
-                    at_rate.scenario(config)
-            else:
-                again = servesim.run(at_rate.scenario(config)).metrics["makespan"]
-                assert again == pytest.approx(makespan, rel=1e-9)
 
 
 def test_a_sweep_over_rates_has_curves_and_capacities(tmp_path: Path) -> None:

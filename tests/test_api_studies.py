@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -170,25 +169,3 @@ def test_results_are_exported_to_a_server(swept: Any) -> None:
         swept.export("orca")
     with pytest.raises(BadInput, match="policy vllm: only sglang policies"):
         swept.export("sglang")
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda base, trust: servesim.compare(base, base, replications=1, trust=trust),
-        lambda base, trust: servesim.check(base, subject_to="makespan <= 1000", replications=1, trust=trust),
-        lambda base, trust: servesim.capacity(base, subject_to="makespan <= 1000", precision=0.5, trust=trust),
-        lambda base, trust: servesim.search(base=base, params={"policy.decode_batch": [4]}, trials=1, trust=trust),
-    ],
-    ids=["compare", "check", "capacity", "search"],
-)
-def test_policy_files_of_other_folders_need_trust(
-    call: Callable[[Any, bool], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "work").mkdir()
-    (tmp_path / "mine.py").write_text(OWN_POLICY)
-    monkeypatch.chdir(tmp_path / "work")
-    base = {**BASE, "policy": {"name": f"{tmp_path / 'mine.py'}:Mine"}}
-    with pytest.raises(BadInput, match="trust"):
-        call(base, False)
-    assert call(base, True).verdict

@@ -78,7 +78,6 @@ def test_a_pin_depends_on_the_python_version_only(file: str) -> None:
 def test_the_build_uses_tested_versions() -> None:
     """setup.py compiles with mypy; the dev extra has the same version for the check of types."""
     compiler = re.search(r'^MYPY = "mypy==(.+)"$', (ROOT / "setup.py").read_text(encoding="utf-8"), re.MULTILINE)
-    assert compiler is not None
     for python in ("3.10", "3.13"):
         tested = versions("constraints.txt", python)
         assert tested["mypy"] == compiler[1] and "setuptools" in tested

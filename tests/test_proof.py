@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,42 +12,15 @@ from .conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from closed_loops import expert_terms
-from proof import merge
 from proof_ascend import predict_mindie_pair
-from proof_blis import Fitted, rate_of
 from proof_budget import arrivals
-from proof_derive import factors_of_others
 from proof_load import predict_ascend
 from proof_prefix import predict_pulse
-from proof_rows import Row, median_error, read_rows, table, table_of_document, write_rows
+from proof_rows import table, table_of_document
 from proof_series import predict_series
-from proof_sglang import predict_sglang, step_points
+from proof_sglang import predict_sglang
 from proof_warm_cache import prompts
 from proof_watermark import predict_watermark
-from servesim.costs.linear import LinearCost
-
-
-def row(measured: float, predicted: float, **rivals: float) -> Row:
-    return Row("a, set", "run", "TTFT", measured, predicted, "rows | 1", rivals, "nothing", 'it is "bad"')
-
-
-def test_rows_survive_the_file(tmp_path: Path) -> None:
-    rows = [row(1065.0, 1203.25, Vidur=9.5), row(0.0, 2.0)]
-    write_rows(tmp_path / "proof.csv", rows)
-    assert read_rows(tmp_path / "proof.csv") == rows
-
-
-def test_new_rows_of_a_set_take_the_place_of_the_old_ones() -> None:
-    first, second, third = (replace(row(1.0, 1.0), set=name) for name in ("first", "second", "third"))
-    new = [replace(second, run="a"), replace(second, run="b")]
-    assert merge([first, second, second, third], new) == [first, *new, third]
-    assert merge([first], new) == [first, *new]
-
-
-def test_the_median_error_of_another_simulator_counts_only_its_own_runs() -> None:
-    rows = [row(100.0, 110.0, Vidur=150.0), row(100.0, 98.0), row(100.0, 99.0, Vidur=110.0)]
-    assert median_error(rows) == pytest.approx(0.02)
-    assert median_error(rows, "Vidur") == pytest.approx(0.3)
 
 
 def test_a_set_without_data_is_skipped(tmp_path: Path) -> None:
@@ -64,13 +36,6 @@ def test_the_drawn_conversations_have_the_published_totals() -> None:
     assert sum(prompt for prompt, _, _ in lines) == pytest.approx(1_741_762, rel=0.001)
     assert sum(output for _, output, _ in lines) == pytest.approx(155_000, rel=0.05)
     assert all(sum(int(piece.split(":")[1]) for piece in content.split()) == prompt for prompt, _, content in lines)
-
-
-def test_the_front_end_follows_the_request_rate() -> None:
-    assert rate_of([3.0, 1.0, 2.0]) == 1.0
-    engine = Fitted(LinearCost(), (0.001, 0.002), 3.0).engine(2.5)
-    assert engine == {"front_end": {"seconds": 0.006}, "cold_start": {"prefill": 3.0}}
-    assert Fitted(LinearCost(), (0.001, -0.002), 0.0).engine(2.5)["front_end"] == {"seconds": 0.0}
 
 
 def test_a_curve_of_a_mixture_of_experts_has_the_public_experts() -> None:
@@ -103,14 +68,6 @@ def test_preemptions_of_the_watermark_table(shared: Path) -> None:
     assert errors["all rows", "watermark with the best throughput"] == 0
 
 
-def test_step_times_of_a_server_log_are_rows_by_tokens_per_second(tmp_path: Path) -> None:
-    document = tmp_path / "log.md"
-    document.write_text(
-        "# Table\nStep-time points (rows, tokens, tok/s): 5 / 2,568 / 500; 68 / 73,425 / 2720. Text / 3\n"
-    )
-    assert step_points(document) == [(5, 2568, 0.01), (68, 73_425, 0.025)]
-
-
 def test_retractions_of_sglang_by_load_and_setting(shared: Path) -> None:
     """From step times and two loads: wall time within 3 %, P99 TTFT within 15 %, retractions except at 8 req/s."""
     rows = predict_sglang(shared / "data")
@@ -120,16 +77,6 @@ def test_retractions_of_sglang_by_load_and_setting(shared: Path) -> None:
     counts = {r.run: (r.measured, r.predicted) for r in rows if r.quantity == "retractions"}
     missed = [run for run, (measured, ours) in counts.items() if abs(ours - measured) > max(3, 0.15 * measured)]
     assert missed in ([], ["8 req/s"])  # docs/proof.md gives the reason
-
-
-def test_other_simulators_are_compared_with_the_requests_that_they_predicted(tmp_path: Path) -> None:
-    """A time per token follows from E2E and TTFT; figures of a part of the run do not count."""
-    (tmp_path / "predictions.csv").write_text(
-        "run,simulator,stage,metric,predicted_ms,measured_ms\n"
-        "a,Vidur,all,e2e_mean,220,110\na,Vidur,all,ttft_mean,20,10\na,Vidur,0,e2e_mean,1,2\n"
-    )
-    factors = factors_of_others(tmp_path / "predictions.csv")
-    assert factors == {"a": {"Vidur": {"e2e_mean_ms": 2.0, "ttft_mean_ms": 2.0, "tpot_mean_ms": 2.0}}}
 
 
 def test_means_of_a_run_on_four_gpus_follow_from_layer_times(shared: Path) -> None:

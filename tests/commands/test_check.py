@@ -68,8 +68,9 @@ def sim(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_changed_flag_breaks_a_limit(repository: Path) -> None:
-    words = ("check", SCENARIO, "--baseline", f"base/{SCENARIO}", *BOUNDS, "--replications", "4", "--intervals", "6")
-    done = sim(repository, *words, "--junit", "out/check.xml", "--summary", "summary.md")
+    words = ("check", SCENARIO, "--baseline", f"base/{SCENARIO}", *BOUNDS)
+    files = ("--junit", "out/check.xml", "--summary", "summary.md")
+    done = sim(repository, *words, "--replications", "4", "--intervals", "6", *files)
     assert done.returncode == 3, done.stderr
     scenario, baseline, head, *rows = done.stdout.splitlines()
     assert (scenario, baseline) == (f"scenario: {SCENARIO}", f"baseline: base/{SCENARIO}")
@@ -85,7 +86,7 @@ def test_a_changed_flag_breaks_a_limit(repository: Path) -> None:
     assert summary.startswith("## Broken: scenario serving/scenario.yaml; baseline base/serving/scenario.yaml\n")
     assert summary.count("**met**") == 2 and summary.count("**broken**") == 1
     git(repository, "checkout", "-q", "change~1")
-    same = sim(repository, *words)
+    same = sim(repository, *words, "--replications", "2", "--intervals", "2")
     assert same.returncode == 0 and "All constraints are met." in same.stdout
 
 

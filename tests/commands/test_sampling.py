@@ -79,6 +79,7 @@ def test_validate_checks_the_variant_against_the_profile(folder: Path, capsys: p
     assert "engine.sampling: profile known has no time of mint" in said.error
 
 
+@pytest.mark.slow
 def test_a_replay_simulates_the_variant_of_the_backend(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On torch, the option of the backend says what runs; the profile was measured with another variant."""
     pytest.importorskip("torch", reason="torch is not installed: pip install '.[torch]'")
@@ -92,6 +93,7 @@ def test_a_replay_simulates_the_variant_of_the_backend(folder: Path, capsys: pyt
     assert (simulated["sampling"], live["backend"]["sampling"]) == ("host", "host")
 
 
+@pytest.mark.slow
 def test_scenarios_with_other_variants_run_on_workers_of_their_own(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,18 +118,8 @@ def test_a_probe_on_mindspore_measures_both_variants_and_a_sweep_ranks_them(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     probe = ["calibrate", "probe", "--backend", "kbk", "--worker-python", kbk_python(), "--model", "micro", "--quiet"]
-    sizes = [
-        "--max-rows",
-        "4",
-        "--max-tokens",
-        "64",
-        "--max-seq-len",
-        "128",
-        "--host-blocks",
-        "0",
-        "--num-blocks",
-        "64",
-    ]
+    sizes = ["--max-rows", "4", "--max-tokens", "64", "--max-seq-len", "128"]
+    sizes += ["--host-blocks", "0", "--num-blocks", "64"]
     out = folder / "probed"
     said = run_sim(capsys, *probe, *sizes, "--budget", "20", "--precision", "20%", "-o", str(out))
     assert said.code == 0, said.error

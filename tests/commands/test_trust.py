@@ -185,6 +185,10 @@ def test_python_functions_have_the_same_rule(place: Place) -> None:
         lambda trust: servesim.sweep("sweep.yaml", base={"policy": outside}, trust=trust),
         lambda trust: servesim.replay("scenario.yaml", backend="fake", settings={"policy.name": outside}, trust=trust),
         lambda trust: servesim.load("out").run(trust=trust),  # type: ignore[union-attr, call-arg]
+        lambda trust: servesim.compare("scenario.yaml", "scenario.yaml", replications=1, trust=trust),
+        lambda trust: servesim.check("scenario.yaml", subject_to="makespan <= 9", replications=1, trust=trust),
+        lambda trust: servesim.capacity("scenario.yaml", subject_to="makespan <= 9", trust=trust),
+        lambda trust: servesim.search("search.yaml", trust=trust),
     ]
     move_outside(place)
     (place.work / "sweep.yaml").write_text("params: {policy.batch: [4, 8]}\n")

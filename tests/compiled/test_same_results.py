@@ -1,17 +1,19 @@
-"""Compiled and plain runs write the same bytes: results, requests, decisions, timelines and queue lengths.
+"""Compiled and plain Python write the same bytes and print the same texts: runs, help and one-line errors.
 
-In each of them, fast-forward changes nothing, and the states of every request add up.
+In each run, fast-forward changes nothing, and the states of every request add up.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from servesim.config.registry import presets
 from servesim.policies import POLICIES
 
 from ..random_scenarios import COUNT
 from .children import first_difference, run_both
+from .print_texts import BAD_CLASSES, BAD_SETTINGS
 
 
 def explain(plain: Path, folder: Path, name: str) -> str:
@@ -48,3 +50,26 @@ def test_presets_and_random_scenarios_write_the_same_bytes(plain: Path, tmp_path
             + explain(plain, tmp_path / "again", different[0])
         )
     assert len(compiled) == len(in_plain)
+
+
+@pytest.fixture(scope="module")
+def texts(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[str]]:
+    return run_both(plain, "print_texts", tmp_path_factory.mktemp("texts"))
+
+
+def test_commands_print_the_same_texts(texts: tuple[list[str], list[str]]) -> None:
+    compiled, in_plain = texts
+    assert compiled == in_plain, first_difference("\n".join(compiled), "\n".join(in_plain))
+
+
+def test_help_results_and_errors_are_as_expected(texts: tuple[list[str], list[str]]) -> None:
+    """Two equal texts could both be wrong: help is there, good policies run, and every error is one line."""
+    text = "\n".join(texts[0])
+    assert "maximum running requests" in text and "FillBatch: Fill the batch in the order of the waiting queue." in text
+    for block in text.split("$ sim ")[1:]:
+        command, _, output = block.partition("\n")
+        fails = command.startswith("run") and any(f":{name} " in command for name in BAD_CLASSES)
+        wrong = any(f" {setting} ->" in command for setting in BAD_SETTINGS)
+        assert command.endswith(f"-> {1 if fails else 2 if wrong else 0}"), block[:500]
+        if fails or wrong:
+            assert output.startswith("sim: ") and output.strip().count("\n") == 0, block[:1000]

@@ -164,25 +164,6 @@ def test_a_version_gets_only_options_that_it_has(name: str) -> None:
     assert exported.not_expressed == []
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"version": "0.18.0"}, "scheduler_reserve_full_isl: vLLM 0.18.0 does not have it .from 0.19.0 on., got True"),
-        ({"version": "0.23.0", "watermark": 0.1}, "watermark: vLLM 0.23.0 does not have it .from 0.24.0 on., got 0.1"),
-        ({"version": "0.30.0", "max_num_active_seqs": 3}, "max_num_active_seqs: vLLM 0.30.0 does not have it"),
-        ({"version": "0.33.0"}, "version: expected 0.11.0 to 0.32.0, got '0.33.0'"),
-        ({"version": "0.19"}, "version: expected 0.11.0 to 0.32.0, got '0.19'"),
-        ({"version": 0.19}, "version: expected str, got 0.19"),
-        ({"version": "0.11.0", "scheduler_reserve_full_isl": False, "policy": "priority"}, "policy: expected fcfs"),
-        ({"version": "0.11.2", "scheduler_reserve_full_isl": False, "enable_chunked_prefill": False},
-         "enable_chunked_prefill: expected True with version 0.11.2"),
-    ],
-)  # fmt: skip
-def test_a_setting_that_a_version_does_not_have_is_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(BadInput, match=f"policy.{message}"):
-        scenario("vllm-v1", fields)
-
-
 def test_older_versions_accept_few_block_sizes() -> None:
     fields = {"scheduler_reserve_full_isl": False}
     for version, size, accepted in (("0.11.0", 256, False), ("0.14.0", 256, True), ("0.14.0", 24, False)):

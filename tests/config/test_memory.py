@@ -24,7 +24,6 @@ def scenario(**engine: Any) -> Scenario:
 
 def test_llama2_7b_has_half_a_megabyte_of_cache_per_token_and_13_5_gigabytes_of_weights() -> None:
     memory = memory_of_name("llama2-7b")
-    assert memory is not None
     assert memory.per_token == 2 * 32 * 4096 * 2
     assert memory.weights == pytest.approx(2 * 6.738e9, rel=1e-3)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Optional
 
 import pytest
 from servesim.config.registry import make_policy
 from servesim.config.schema import scenario_schema
-from servesim.core import AtLeast, BadInput, Float0, Fraction, Int1, Policy
+from servesim.core import AtLeast, Float0, Fraction, Int1, Policy
 from servesim.core.fields import policy_fields
 from servesim.policies import POLICIES
 from servesim.policies.vllm_v1 import VLLMV1
@@ -129,23 +130,53 @@ def test_the_help_names_the_choices_unless_the_comment_does() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"max_num_seqs": 0}, "policy.max_num_seqs: expected at least 1, got 0"),
-        ({"max_num_seqs": "many"}, "policy.max_num_seqs: expected int, got 'many'"),
-        ({"max_num_seqs": None}, "policy.max_num_seqs: expected int, got None"),
-        ({"max_num_seqs": 1e13}, "policy.max_num_seqs: expected int of at most 1e+12, got 10000000000000.0"),
-        ({"policy": 3}, "policy.policy: expected str, got 3"),
-        ({"policy": "lifo"}, "policy.policy: expected one of fcfs, priority, got 'lifo'"),
-        ({"preemption_mode": 3}, "policy.preemption_mode: expected str or null, got 3"),
-        ({"watermark": 1}, "policy.watermark: expected a fraction below 1, got 1.0"),
-    ],
-)
-def test_a_wrong_value_in_a_scenario_is_one_line(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(BadInput) as error:
-        make_policy({"name": "vllm", **settings})
-    assert str(error.value) == message
+WITHOUT_ISL = {"scheduler_reserve_full_isl": False}
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("vllm", {"max_num_seqs": 0}),
+    ("vllm", {"max_num_seqs": "many"}),
+    ("vllm", {"max_num_seqs": None}),
+    ("vllm", {"max_num_seqs": 1e13}),
+    ("vllm", {"policy": 3}),
+    ("vllm", {"policy": "lifo"}),
+    ("vllm", {"policy": "priority", "aging": 0.5}),
+    ("vllm", {"policy": "priority", "preemption_mode": "swap"}),
+    ("vllm", {"preemption_mode": 3}),
+    ("vllm", {"watermark": 1}),
+    ("vllm", {"delay_scope": "all"}),
+    ("vllm-chunked", {"delay_scope": "request"}),
+    ("vllm-chunked", {"long_prefill_token_threshold": 9}),
+    ("vllm-v1", {"policy": "priority", "aging": 0.5}),
+    ("vllm-v1", {"version": "0.18.0"}),
+    ("vllm-v1", {"version": "0.23.0", "watermark": 0.1}),
+    ("vllm-v1", {"version": "0.30.0", "max_num_active_seqs": 3}),
+    ("vllm-v1", {"version": "0.33.0"}),
+    ("vllm-v1", {"version": "0.19"}),
+    ("vllm-v1", {"version": 0.19}),
+    ("vllm-v1", {**WITHOUT_ISL, "version": "0.11.0", "policy": "priority"}),
+    ("vllm-v1", {**WITHOUT_ISL, "version": "0.11.2", "enable_chunked_prefill": False}),
+    ("vllm-ascend", {"policy": "priority"}),
+    ("vllm-ascend", {"version": "0.12.0"}),
+    ("vllm-ascend", {"version": "0.9.1", "enable_pd_transfer": True}),
+    ("vllm-ascend", {"decode_max_num_seqs": 5}),
+    ("vllm-mindspore", {"version": "0.9.1"}),
+    ("vllm-ascend-batch-jobs", {"policy": "priority"}),
+    ("vllm-ascend-batch-jobs", {"async_scheduling": True}),
+    ("vllm-ascend-dynamic-batch", {"profile_table": [[1, 2, 3]]}),
+    ("vllm-ascend-profiling-chunk", {"fitted_a": -1.0}),
+    ("llm-serving", {"delay_factor": 2.0, "delay_variant": "none"}),
+    ("llm-serving", {"delay_factor": 2.0, "strategy": "static"}),
+    ("llm-serving", {"admission_hysteresis": 1, "strategy": "continuous"}),
+    ("sglang", {"version": "0.4"}),
+    ("sglang", {"version": "0.4.6", "prefill_decode_interval": 1}),
+    ("mindie", {"stage_policy": "decode-first"}),
+    ("sarathi", {"enable_dynamic_chunking_schedule": True}),
+    ("sarathi", {"enable_dynamic_chunking_schedule": True, "low_chunk_size": 32, "high_chunk_size": 100}),
+]
+
+
+def test_settings_that_a_policy_refuses_are_one_line_with_the_key(expected_errors: Callable[..., None]) -> None:
+    cases = {f"{name} {fields}": {"name": name, **fields} for name, fields in REFUSED}
+    expected_errors("policy_fields", make_policy, cases)
 
 
 def test_the_schema_has_the_fields_of_every_policy() -> None:

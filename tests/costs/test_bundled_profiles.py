@@ -38,7 +38,6 @@ def test_the_fit_is_that_of_the_samples_and_not_worse_than_the_table_before(name
     stored = load_profile(name)
     assert stored.path is not None
     probed = read_probe(stored.path)
-    assert probed is not None
     fitted = fit_profile(stored.path / "samples.csv", probed["about"])
     assert {kind: error for kind, error in fitted.about["total_error"].items() if abs(error) > 0.02} == {}
     errors = fitted.mean_errors

@@ -16,12 +16,11 @@ from servesim.costs.device_profile import Profile, bundled_profiles, load_profil
 from servesim.costs.imported_tables import VIDUR_TABLES, load_vidur
 from servesim.costs.linear import LinearCost
 from servesim.costs.mapping import PARTS, cost_from
-from servesim.costs.parts import DecodePart, MixedPart, PartsCost, PrefillPart, interpolate
+from servesim.costs.parts import PartsCost, interpolate
 from servesim.engine.clocks import VirtualClock
 from servesim.runs.simulate import simulate
 
 PREFILL, DECODE = {"tokens": [[1, 0.01]]}, {"rows": [[1, 0.01]]}
-MIXED = Shape(1, 50, 50, 2500, 0, 2, 2, 100)
 
 
 def number_terms(kind: type[Any]) -> list[str]:
@@ -68,12 +67,6 @@ def test_the_rule_changes_no_curve_of_a_bundled_profile(name: str) -> None:
             index = next((k for k in range(1, len(points)) if points[k][0] > x), len(points) - 1)
             (x0, y0), (x1, y1) = points[index - 1], points[index]
             assert interpolate(points, x) == y0 + (y1 - y0) * (x - x0) / (x1 - x0)
-
-
-def test_a_mixed_step_takes_at_least_as_long_as_its_decodes() -> None:
-    decodes = DecodePart([(1, 0.05)])
-    assert PartsCost(PrefillPart([(1, 0.02)]), decodes).seconds(MIXED) == 0.05
-    assert PartsCost(PrefillPart([(1, 0.02)]), decodes, MixedPart(floor=False)).seconds(MIXED) == 0.02
 
 
 @pytest.mark.parametrize(

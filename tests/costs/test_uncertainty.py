@@ -83,7 +83,6 @@ def test_the_interval_of_a_fit_holds_and_is_not_wide(tmp_path: Path) -> None:
 def test_a_scaled_cost_is_linear_in_the_same_way() -> None:
     scaled = ScaledCost(TRUE, 1.02)
     line = scaled.linear_in_context(4, 4)
-    assert line is not None
     assert scaled.decode(4, 4, 777) == line[0] + line[1] * 777
     assert scaled.seconds(prompts(50)) == 1.02 * TRUE.seconds(prompts(50))
     assert scaled.decode(4, 4, 777) == pytest.approx(1.02 * TRUE.decode(4, 4, 777))

@@ -21,8 +21,6 @@ FIGURES_OF_DEBIAS = {
 
 def load_tool() -> ModuleType:
     spec = importlib.util.spec_from_file_location("contest_table", ROOT / "tools" / "contest_table.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -28,8 +28,6 @@ def tool(name: str) -> ModuleType:
     sys.path.insert(0, str(ROOT / "tools"))
     try:
         spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     finally:
@@ -180,28 +178,9 @@ def check_command(line: str, where: str) -> bool:
 
 
 OTHER_COMMANDS = (
-    ".",
-    "chmod",
-    "cp",
-    "kill",
-    "aiperf",
-    "guidellm",
-    "vllm",
-    "pip",
-    "python",
-    "export",
-    "curl",
-    "pytest",
-    "ssh",
-    "scp",
-    "cd",
-    "git",
-    "dask",
-    "jupyter",
-    "jupytext",
-    "mypy",
-    ".venv/bin/python",
-)
+    ".", "chmod", "cp", "kill", "aiperf", "guidellm", "vllm", "pip", "python", "export", "curl", "pytest", "ssh",
+    "scp", "cd", "git", "dask", "jupyter", "jupytext", "mypy", ".venv/bin/python",
+)  # fmt: skip
 
 
 def check_parses(words: list[str], where: str) -> None:
@@ -216,10 +195,11 @@ def check_parses(words: list[str], where: str) -> None:
 
 
 def test_commands_in_the_text_exist() -> None:
+    commands = parser()
     for page in PAGES:
         for text in INLINE.findall(prose(page)):
             words = [word for word in re.split(r"\s+", text)[1:] if word not in ("-m", "servesim")]
-            check_words(parser(), words, f"{page_name(page)}: `{text}`")
+            check_words(commands, words, f"{page_name(page)}: `{text}`")
 
 
 def check_words(inner: Parser, words: list[str], where: str) -> None:

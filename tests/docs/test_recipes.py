@@ -55,8 +55,6 @@ class Recipes(NamedTuple):
 def load_tool() -> ModuleType:
     """Load the tool that runs the pages; tools are not part of the package."""
     spec = importlib.util.spec_from_file_location("run_doc_examples", ROOT / "tools" / "run_doc_examples.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -180,7 +178,6 @@ def test_the_contest_falls_below_800_s_and_the_table_has_its_makespans(recipes: 
         words = line.replace(" *", "").split()
         assert float(words[0]) == factor
         for word, batch, row in zip(words[1::2], (1, 4, 8), cells):
-            assert row is not None
             assert (row.assignment["policy.delay_factor"], row.assignment["policy.prefill_batch"]) == (factor, batch)
             assert float(word) == pytest.approx(row.mean("makespan"), abs=0.05)
 

@@ -56,7 +56,6 @@ class RadixTree:
         return node, done
 
     def _split(self, node: Part, count: int) -> Part:
-        assert node.parent is not None
         upper = Part(node.parent, node.tokens[:count], self.tick())
         upper.locks = node.locks
         node.parent.children[tuple(node.tokens[: self.page])] = upper
@@ -101,7 +100,6 @@ class RadixTree:
             if not leaves:
                 break
             oldest = min(leaves, key=lambda part: part.time)
-            assert oldest.parent is not None
             del oldest.parent.children[tuple(oldest.tokens[: self.page])]
             gone += len(oldest.tokens)
         self.evicted += gone

@@ -44,7 +44,7 @@ def in_lock_step(policy: Policy, world: ContractWorld, ranks: int, busy: int, ob
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=st.data())
 def test_ranks_without_requests_change_nothing(name: str, data: st.DataObject) -> None:
     policy, world = draw_policy(name, data), data.draw(worlds())
@@ -56,7 +56,7 @@ def test_ranks_without_requests_change_nothing(name: str, data: st.DataObject) -
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=st.data())
 def test_no_rank_loses_requests_or_blocks(name: str, data: st.DataObject) -> None:
     file = io.StringIO()

@@ -13,13 +13,9 @@ from ..scenarios import RunLog, serve
 
 # The field of each policy that limits the batch; with a batch of 1 the queue order is visible.
 BATCH_SIZE_FIELDS = (
-    "decode_batch",
-    "max_num_seqs",
-    "max_ragged_sequence_count",
-    "running_max_req_size",
-    "max_running_requests",
+    "decode_batch", "max_num_seqs", "max_ragged_sequence_count", "running_max_req_size", "max_running_requests",
     "max_batch_size",
-)
+)  # fmt: skip
 # Batch jobs of vllm-ascend have an order of their own, and `order` is for equal prompts of a job.
 NAMES = sorted(name for name in POLICIES if name != "vllm-ascend-batch-jobs")
 EXTRA_FIELDS: dict[str, dict[str, Any]] = {

@@ -1,15 +1,16 @@
-"""A stuck engine says whether the real engine, a setting or the user's policy is the cause."""
+"""A stuck engine says what the cause is: the real engine, a setting or the policy. A livelock is found at one call."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from servesim.config.scenario import scenario_from
-from servesim.core import Plan, Policy, View
+from servesim.core import Plan, Policy, Request, View
 from servesim.engine.loop import build_server, describe_cause
 from servesim.engine.rules import rules_of
 from servesim.policies import POLICIES
 from servesim.runs.simulate import simulate
+from servesim.testing import ContractWorld, check_fast_forward
 
 
 class Idle(Policy):
@@ -45,3 +46,13 @@ def test_a_setting_that_keeps_requests_which_the_real_engine_rejects() -> None:
 def test_the_policy_of_the_user() -> None:
     server = build_server(Idle(), {"num_blocks": 5, "block_size": 16})
     assert describe_cause(server, "returned no work") == "your policy Idle returned no work"
+
+
+def test_a_livelock_is_found_at_the_same_call() -> None:
+    """vLLM V1 preempts in an endless cycle: 11 tokens of memory for requests of 13 and 7 tokens."""
+    lengths = [(8, 5), (5, 2), (1, 1), (1, 1), (1, 1)]
+    requests = [Request(id, 0.0, prompt, output) for id, (prompt, output) in enumerate(lengths)]
+    world = ContractWorld(requests, blocks=11, block_size=1, max_model_len=40, rejects=None)
+    limits = {"max_num_batched_tokens": 96, "long_prefill_token_threshold": 4}
+    policy = POLICIES["vllm-v1"](**limits, enable_chunked_prefill=False, scheduler_reserve_full_isl=False)
+    check_fast_forward(policy, world)

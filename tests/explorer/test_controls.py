@@ -15,7 +15,7 @@ from servesim.config.registry import presets
 from servesim.config.scenario import EngineConfig, scenario_from
 from servesim.core import Policy
 from servesim.core.fields import policy_fields
-from servesim.explorer.controls import controls_of, slider_ticks
+from servesim.explorer.controls import controls_of
 from servesim.explorer.state import WORKLOADS, Choice, Origin, PageState
 from servesim.policies import POLICIES
 
@@ -139,15 +139,6 @@ def test_a_rate_of_a_duration_keeps_the_number_of_requests(tmp_path: Path) -> No
     assert origin.applied(Choice(settings={"workload.arrivals.rate": "8"}))["workload.duration"] == "15.0"
     own = {"workload.arrivals.rate": "8", "workload.duration": "60"}
     assert origin.applied(Choice(settings=own)) == dict(sorted(own.items(), reverse=True))
-
-
-@pytest.mark.parametrize("centre", [0, 1, 4, 16, 500, 2048, 10**7])
-def test_the_ticks_of_a_slider_rise_and_have_its_start(centre: int) -> None:
-    for whole in (True, False):
-        ticks = slider_ticks(float(centre), whole)
-        assert ticks == sorted(set(ticks)) and 10 <= len(ticks) < 60
-        assert centre in ticks and min(ticks) >= 0
-        assert not whole or all(isinstance(tick, int) for tick in ticks)
 
 
 def test_the_first_state_pins_itself_as_the_baseline() -> None:

@@ -429,18 +429,9 @@ def test_a_worker_that_dies_is_replaced(server: ExploreServer) -> None:
 
 
 def test_the_command_prints_the_address_and_ends_with_its_workers(scenario: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "servesim",
-        "explore",
-        str(scenario),
-        "--no-browser",
-        "--set",
-        "policy.decode_batch=9",
-    ]
+    words = ["explore", str(scenario), "--no-browser", "--set", "policy.decode_batch=9"]
+    command = [sys.executable, "-m", "servesim", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         url = process.stdout.readline().split()[-1]
         assert "decode_batch=9" in post(url, "copy", {"state": json.loads(first_state(url))})[1]
         process.terminate()

@@ -14,7 +14,7 @@ from servesim.explorer import worker
 from servesim.runs.simulate import load_trace, simulate
 from servesim.study.single_run import Task, context_json
 
-WORKLOAD = {"requests": 80, "arrivals": {"kind": "poisson", "rate": 6}, "lengths": {"kind": "contest"}}
+WORKLOAD = {"requests": 40, "arrivals": {"kind": "poisson", "rate": 6}, "lengths": {"kind": "contest"}}
 
 
 class Counting(worker.Watch):
@@ -54,9 +54,9 @@ def test_a_watched_run_has_the_same_result(shared: list[Any], preset: str) -> No
 def test_a_cancelled_run_ends_and_returns_nothing(shared: list[Any]) -> None:
     context, task = context_json({}), Task(0, 0, {**preset_keys("contest-baseline"), "workload": WORKLOAD})
     record = worker.run_watched(context, task, 1, True)
-    assert record["requests"] == 80 and max(record["running"]) == 1
+    assert record["requests"] == 40 and max(record["running"]) == 1
     shared[0][1] = 1
     assert worker.run_watched(context, task, 1, True) == {}
     scenario = scenario_from(dict(task.assignment))
     with pytest.raises(worker.Cancelled):
-        simulate(scenario, load_trace(scenario), [worker.Watch(1, 80)])
+        simulate(scenario, load_trace(scenario), [worker.Watch(1, 40)])

@@ -22,7 +22,6 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def start() -> tuple[subprocess.Popen[str], Path]:
     process = subprocess.Popen([sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     return process, Path(process.stdout.readline().strip())
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Callable, Optional
 
 from servesim.core import FOREVER, Policy, Request, Sampling, Stuck
@@ -198,7 +199,13 @@ class PlayedRun:
 def recording_names(*engines: str, folder: str = "") -> list[str]:
     """Return the file names of the recordings of these engines (prefixes of the engine in meta)."""
     paths = sorted(path.relative_to(FOLDER).as_posix() for path in (FOLDER / folder).glob("*.json.gz"))
-    return [name for name in paths if load(name).meta["engine"].startswith(engines)]
+    return [name for name in paths if engine_of(name).startswith(engines)]
+
+
+@cache
+def engine_of(name: str) -> str:
+    """Return the engine of a recording; each file is read once for this."""
+    return str(load(name).meta["engine"])
 
 
 def load(name: str) -> Recording:
@@ -323,6 +330,18 @@ def play(recording: Recording, policy: Optional[Policy] = None, fast_forward: bo
     for row in log.rows:
         row.update({key: recording.ticks(row[key]) for key in ("t", "start", "ret")})
     return PlayedRun(log.rows, {request.id: request for request in requests}, loop.server, loop.now, stuck)
+
+
+def reproduce(recording: Recording, policy: Optional[Policy] = None) -> PlayedRun:
+    """Run a recording step by step, and with fast-forward, which must give every request the same times."""
+    played, fast = play(recording, policy), play(recording, policy, fast_forward=True)
+    assert (str(fast.stuck), fast.finish_time) == (str(played.stuck), played.finish_time)
+    for id, request in played.requests.items():
+        other = fast.requests[id]
+        assert (other.first_token, other.finish, other.preemptions, other.cached_tokens) == (
+            request.first_token, request.finish, request.preemptions, request.cached_tokens,
+        )  # fmt: skip
+    return played
 
 
 def compare(recording: Recording, played: PlayedRun, unlisted_victims: bool = False) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from typing import Any, Optional
 
 from ..engine.radix_cache_reference import Part, RadixTree
-from .sglang_reference import Adder, Batch, Engine, Job
+from .sglang_reference import Batch, Engine, Job
 
 
 class RadixJob(Job):
@@ -21,6 +21,8 @@ class RadixJob(Job):
 class RadixEngine(Engine):
     """One server."""
 
+    has_tree = True
+
     def __init__(self, version: str, knobs: dict[str, Any], jobs: list[Job], cost: dict[str, int]) -> None:
         super().__init__(version, knobs, jobs, cost)
         self.tree = RadixTree(self.page, alike=not self.old)
@@ -31,7 +33,6 @@ class RadixEngine(Engine):
         return self.free + self.tree.evictable
 
     def room(self, tokens: int) -> None:
-        """Evict, if fewer tokens than these are free."""
         if self.free < tokens:
             self.pages += self.tree.evict(tokens if self.old else tokens - self.free) // self.page
 
@@ -43,7 +44,6 @@ class RadixEngine(Engine):
     # -- the tree -------------------------------------------------------------------------------------------------
 
     def unfinished(self, job: Any) -> None:
-        """Keep the computed tokens of a prompt in the tree."""
         part, had = self.tree.insert(job.tokens[: job.prefix])
         self.pages += (had - job.kept) // self.page
         self.tree.lock(part, 1)
@@ -58,23 +58,22 @@ class RadixEngine(Engine):
         job.stored = self.ceil(job.stored) - self.ceil(count)
         self.tree.lock(job.part, -1)
 
-    def process(self, batch: Batch, now: int) -> None:
-        for job in batch.jobs:
-            if job is batch.cut or job.lost:
-                continue
-            if job.done:
-                if self.old:
-                    self.pages += self.ceil(job.stored) // self.page
-                    job.stored = 0
-                continue
-            job.outs += 1
-            if job.first_token is None:
-                job.first_token = now
-            if job.outs == job.output:
-                job.done, job.finish = True, now
-                self.finish(job)
-            elif job in batch.prompts:
-                self.unfinished(job)
+    def look_up(self, job: Any) -> None:
+        job.part, job.prefix = self.tree.match(job.tokens[: job.prompt + job.outs - 1])
+
+    def lock(self, job: Any, change: int) -> None:
+        self.tree.lock(job.part, change)
+
+    def use(self, job: Any) -> None:
+        job.kept = job.stored = job.prefix
+        if job.prefix:
+            self.cached.append([job.id, job.prefix])
+
+    def take_back(self, job: Any, others: int) -> None:
+        self.pages += (self.ceil(job.stored) - job.kept) // self.page
+        self.tree.lock(job.part, -1)
+        self.pages += self.tree.evict(max(0, 20 * others - self.free)) // self.page
+        job.stored = job.kept = 0
 
     # -- one turn -------------------------------------------------------------------------------------------------
 
@@ -84,10 +83,8 @@ class RadixEngine(Engine):
         return super().choose()
 
     def order(self) -> bool:
-        """Sort the waiting queue. Return whether this has looked up all requests."""
         kind = self.knobs.get("schedule_policy")
-        if kind == "lof":
-            self.waiting.sort(key=lambda job: -job.limit)
+        super().order()
         if kind not in ("lpm", "dfs-weight") or (kind == "lpm" and len(self.waiting) > 128):
             return False
         noted: list[list[Hashable]] = []
@@ -107,138 +104,6 @@ class RadixEngine(Engine):
         else:
             self.waiting = self.tree.depth_first([(job, job.part) for job in self.waiting])
         return True
-
-    def prefill(self) -> Optional[Batch]:
-        if (self.full or not self.waiting) and self.chunked is None:
-            return None
-        rows, listed = self.max_rows(), len(self.running)
-        if listed >= rows and (self.old or self.chunked is None):
-            self.full = True
-            return None
-        known = self.order() and self.old
-        adder = RadixAdder(self)
-        if self.chunked is not None:
-            adder.add_chunked(self.chunked)
-            self.chunked = adder.cut
-        new_rows = rows - listed
-        if not self.old:
-            used = len([job for job in self.running if not job.done]) + (adder.first is not None)
-            new_rows = min(new_rows, rows - used)
-        for job in self.waiting:
-            if len(adder.tokens) >= new_rows or (self.full and not self.old):
-                self.full = True
-                break
-            if not known:
-                job.part, job.prefix = self.tree.match(job.tokens[: job.prompt + job.outs - 1])
-            result = adder.add(job)
-            if result != "continue":
-                self.full = self.full or result == "no token"
-                break
-        if not adder.tokens:
-            return None
-        self.waiting = [job for job in self.waiting if job not in adder.tokens]
-        self.chunked = adder.cut
-        return self.start_prefill(adder)
-
-    def start_prefill(self, adder: Adder) -> Batch:
-        batch = Batch(list(adder.tokens), adder.tokens, adder.cut)
-        self.room(sum(adder.tokens.values()) + (len(adder.tokens) * self.page if self.page > 1 else 0))
-        for job, tokens in adder.tokens.items():
-            job.lost = False
-            self.store(job, tokens, "Prefill")
-            job.prefix += tokens
-        if self.knobs.get("enable_mixed_chunk"):
-            decoding = [job for job in self.running if not job.done]
-            self.room(len(decoding) * self.page)
-            for job in decoding:
-                self.store(job, 1, "Decode")
-            batch.jobs += decoding
-            batch.decodes = len(decoding)
-            self.running = []
-        return batch
-
-    def decode(self) -> Optional[Batch]:
-        before = len(self.running)
-        if not before:
-            return None
-        self.running = [job for job in self.running if not job.done]
-        if not self.running:
-            self.full = False
-            return None
-        if self.fits(self.running):
-            self.ratio = max(self.ratio - (self.init - self.least) / 600, self.least)
-        else:
-            self.retract()
-        if len(self.running) < before:
-            self.full = False
-        self.room(len(self.running) * self.page)
-        for job in self.running:
-            self.store(job, 1, "Decode")
-        return Batch(list(self.running), {}, decodes=len(self.running))
-
-    def fits(self, jobs: list[Job]) -> bool:
-        self.room(self.need(jobs) * self.page)
-        return self.need(jobs) <= self.pages
-
-    def retract(self) -> None:
-        kept: list[Any] = sorted(self.running, key=lambda job: (job.outs, -job.prompt), reverse=True)
-        while len(kept) > 1:
-            if self.retracted and (self.free >= 20 * len(kept) if self.old else self.fits(kept)):
-                break
-            job = kept.pop()
-            self.pages += (self.ceil(job.stored) - job.kept) // self.page
-            self.tree.lock(job.part, -1)
-            self.pages += self.tree.evict(max(0, 20 * len(kept) - self.free)) // self.page
-            job.prefix, job.stored, job.kept, job.lost = 0, 0, 0, True
-            job.retractions += 1
-            self.retracted.append(job)
-            self.waiting.append(job)
-        self.running = kept
-        limits = sum(job.limit for job in kept) + (not self.old)
-        self.ratio = min(1.0, (sum(job.outs for job in kept) + 20 * len(kept)) / limits)
-
-
-class RadixAdder(Adder):
-    """The budgets of one prefill."""
-
-    engine: RadixEngine
-
-    @property
-    def rem_total(self) -> float:
-        return self.engine.available - self.total_off
-
-    @property
-    def rem_now(self) -> int:
-        return self.engine.available - self.now_off
-
-    def add(self, job: Any) -> str:
-        rest, page, tree = job.rest, self.engine.page, self.engine.tree
-        if self.old:
-            total, rounded = rest + min(job.limit, 4096), rest
-        else:
-            total, rounded = rest + min(max(job.limit - job.outs, 0), 4096) + page, self.engine.ceil(rest)
-        if total >= self.rem_total:
-            return "no token"
-        if self.old and rest > self.rem_input and self.tokens:
-            return "other"
-        if not self.old and self.rem_chunk is None and rounded >= self.rem_input and self.tokens:
-            return "other"
-        tree.lock(job.part, 1)
-        tokens = rest
-        refused = ""
-        if total > self.rem_total or (not self.old and total == self.rem_total):
-            refused = "no token"
-        elif self.rem_chunk is not None and rounded > self.rem_chunk:
-            tokens = self.rem_chunk if self.old else self.rem_chunk // page * page
-            refused = "" if tokens > 0 else "other"
-        if refused:
-            tree.lock(job.part, -1)
-            return refused
-        job.kept = job.stored = job.prefix
-        if job.prefix:
-            self.engine.cached.append([job.id, job.prefix])
-        self.book(job, tokens)
-        return self.result()
 
 
 def common(tokens: list[Hashable], other: list[Hashable]) -> int:

@@ -49,6 +49,8 @@ class Crash(Exception):
 class Engine:
     """One server. `knobs` are those of a recording; `rows` are its steps."""
 
+    has_tree = False
+
     def __init__(self, version: str, knobs: dict[str, Any], jobs: list[Job], cost: dict[str, int]) -> None:
         self.old = version.endswith("0.4.6")
         self.knobs, self.cost, self.jobs = knobs, cost, sorted(jobs, key=lambda job: job.arrival)
@@ -83,6 +85,10 @@ class Engine:
     @property
     def free(self) -> int:
         return self.pages * self.page
+
+    @property
+    def available(self) -> int:
+        return self.free
 
     def store(self, job: Job, tokens: int, phase: str) -> None:
         self.pages -= (self.ceil(job.stored + tokens) - self.ceil(job.stored)) // self.page
@@ -192,7 +198,29 @@ class Engine:
                 job.first_token = now
             if job.outs == job.output:
                 job.done, job.finish = True, now
-                self.release(job, job.prompt + job.outs - 1 if self.old else job.stored)
+                self.finish(job)
+            elif job in batch.prompts:
+                self.unfinished(job)
+
+    def finish(self, job: Job) -> None:
+        self.release(job, job.prompt + job.outs - 1 if self.old else job.stored)
+
+    # What sglang_radix_reference.py does for its tree, nothing here.
+
+    def room(self, tokens: int) -> None:
+        """Evict, if fewer tokens than these are free."""
+
+    def unfinished(self, job: Job) -> None:
+        """Keep the computed tokens of a prompt."""
+
+    def look_up(self, job: Job) -> None:
+        """Find the tokens that a waiting request need not compute."""
+
+    def lock(self, job: Job, change: int) -> None:
+        """Keep the tokens that were found, or no longer."""
+
+    def use(self, job: Job) -> None:
+        """Begin with the tokens that were found."""
 
     # -- one turn -------------------------------------------------------------------------------------------------
 
@@ -227,8 +255,7 @@ class Engine:
         if listed >= rows and (self.old or self.chunked is None):
             self.full = True
             return None
-        if self.knobs.get("schedule_policy") == "lof":
-            self.waiting.sort(key=lambda job: -job.limit)
+        known = self.order() and self.old
         adder = Adder(self)
         if self.chunked is not None:
             adder.add_chunked(self.chunked)
@@ -238,9 +265,11 @@ class Engine:
             used = len([job for job in self.running if not job.done]) + (adder.first is not None)
             new_rows = min(new_rows, rows - used)
         for job in self.waiting:
-            if len(adder.tokens) >= new_rows:
+            if len(adder.tokens) >= new_rows or (self.full and not self.old):
                 self.full = True
                 break
+            if not known:
+                self.look_up(job)
             result = adder.add(job)
             if result != "continue":
                 self.full = self.full or result == "no token"
@@ -251,14 +280,22 @@ class Engine:
         self.chunked = adder.cut
         return self.start_prefill(adder)
 
+    def order(self) -> bool:
+        """Sort the waiting queue. Return whether this has looked up all requests."""
+        if self.knobs.get("schedule_policy") == "lof":
+            self.waiting.sort(key=lambda job: -job.limit)
+        return False
+
     def start_prefill(self, adder: Adder) -> Batch:
         batch = Batch(list(adder.tokens), adder.tokens, adder.cut)
+        self.room(sum(adder.tokens.values()) + (len(adder.tokens) * self.page if self.page > 1 else 0))
         for job, tokens in adder.tokens.items():
             job.lost = False
             self.store(job, tokens, "Prefill")
             job.prefix += tokens
         if self.knobs.get("enable_mixed_chunk"):
             decoding = [job for job in self.running if not job.done]
+            self.room(len(decoding) * self.page)
             for job in decoding:
                 self.store(job, 1, "Decode")
             batch.jobs += decoding
@@ -274,12 +311,13 @@ class Engine:
         if not self.running:
             self.full = False
             return None
-        if self.need(self.running) <= self.pages:
+        if self.fits(self.running):
             self.ratio = max(self.ratio - (self.init - self.least) / 600, self.least)
         else:
             self.retract()
         if len(self.running) < before:
             self.full = False
+        self.room(len(self.running) * self.page)
         for job in self.running:
             self.store(job, 1, "Decode")
         return Batch(list(self.running), {}, decodes=len(self.running))
@@ -290,14 +328,17 @@ class Engine:
             return sum((job.prompt + job.outs) % self.page == 0 for job in jobs)
         return sum(job.stored % self.page == 0 for job in jobs)
 
+    def fits(self, jobs: list[Job]) -> bool:
+        self.room(self.need(jobs) * self.page)
+        return self.need(jobs) <= self.pages
+
     def retract(self) -> None:
         kept = sorted(self.running, key=lambda job: (job.outs, -job.prompt), reverse=True)
         while len(kept) > 1:
-            enough = self.free >= 20 * len(kept) if self.old else self.need(kept) <= self.pages
-            if self.retracted and enough:
+            if self.retracted and (self.free >= 20 * len(kept) if self.old else self.fits(kept)):
                 break
             job = kept.pop()
-            self.release(job, job.stored)
+            self.take_back(job, len(kept))
             job.prefix, job.lost = 0, True
             job.retractions += 1
             self.retracted.append(job)
@@ -305,6 +346,10 @@ class Engine:
         self.running = kept
         limits = sum(job.limit for job in kept) + (not self.old)
         self.ratio = min(1.0, (sum(job.outs for job in kept) + 20 * len(kept)) / limits)
+
+    def take_back(self, job: Job, others: int) -> None:
+        """Free the memory of a retracted request."""
+        self.release(job, job.stored)
 
 
 class Adder:
@@ -328,11 +373,11 @@ class Adder:
 
     @property
     def rem_total(self) -> float:
-        return self.engine.free - self.total_off
+        return self.engine.available - self.total_off
 
     @property
     def rem_now(self) -> int:
-        return self.engine.free - self.now_off
+        return self.engine.available - self.now_off
 
     def book(self, job: Job, tokens: int) -> None:
         self.tokens[job] = tokens
@@ -359,7 +404,7 @@ class Adder:
         self.book(job, min(job.rest, room))
 
     def add(self, job: Job) -> str:
-        if self.engine.knobs.get("ignore_eos"):
+        if self.engine.knobs.get("ignore_eos") and not self.engine.has_tree:
             return self.add_ignore_eos(job)
         rest, page = job.rest, self.engine.page
         if self.old:
@@ -372,13 +417,18 @@ class Adder:
             return "other"
         if not self.old and self.rem_chunk is None and rounded >= self.rem_input and self.tokens:
             return "other"
-        if self.rem_chunk is None or rounded <= self.rem_chunk:
-            self.book(job, rest)
-        else:
+        self.engine.lock(job, 1)
+        tokens, refused = rest, ""
+        if total > self.rem_total or (not self.old and total == self.rem_total):  # less is available than before
+            refused = "no token"
+        elif self.rem_chunk is not None and rounded > self.rem_chunk:
             tokens = self.rem_chunk if self.old else self.rem_chunk // page * page
-            if tokens <= 0:
-                return "other"
-            self.book(job, tokens)
+            refused = "" if tokens > 0 else "other"
+        if refused:
+            self.engine.lock(job, -1)
+            return refused
+        self.engine.use(job)
+        self.book(job, tokens)
         return self.result()
 
     def result(self) -> str:
@@ -393,7 +443,6 @@ class Adder:
         if not self.old and rounded > min(self.rem_now, self.rem_total):
             return "no token"
         self.note(job)
-        assert self.states is not None
         room = self.rem_now - (job.prompt if self.old else rounded)
         freed = 0
         for index, (left, held) in enumerate(self.states):

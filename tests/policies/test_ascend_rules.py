@@ -181,25 +181,6 @@ def test_chunks_of_a_prompt_become_smaller_as_its_context_grows() -> None:
     assert all(size % 64 == 0 for size in sizes[:-1])
 
 
-@pytest.mark.parametrize(
-    ("kind", "fields", "message"),
-    [
-        (VLLMAscend, {"policy": "priority"}, "policy: expected fcfs"),
-        (VLLMAscend, {"version": "0.12.0"}, "version: expected 0.9.1 or 0.11.0"),
-        (VLLMAscend, {"version": "0.9.1", "enable_pd_transfer": True}, "enable_pd_transfer: expected False, or whole"),
-        (VLLMAscend, {"decode_max_num_seqs": 5}, "decode_max_num_seqs: expected 0, or enable_pd_transfer too"),
-        (VLLMMindSpore, {"version": "0.9.1"}, "version: expected 0.11.0"),
-        (AscendBatchJobs, {"policy": "priority"}, "policy: expected fcfs"),
-        (AscendBatchJobs, {"async_scheduling": True}, "async_scheduling: expected False"),
-        (AscendDynamicBatch, {"profile_table": ((1, 2, 3),)}, "profile_table: expected rows of ctx_len, d_num"),
-        (AscendProfilingChunk, {"fitted_a": -1.0}, "fitted_a: expected at least 0"),
-    ],
-)
-def test_settings_without_known_rules_are_refused(kind: type[Policy], fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        kind(**fields)
-
-
 @pytest.mark.parametrize("kind", [VLLMAscend, VLLMMindSpore])
 def test_a_prefill_does_not_cache_the_next_blocks_of_decodes(kind: type[Policy]) -> None:
     """With blocks of one token, a decode would fill a block in every step, but decodes wait in a step of prompts."""

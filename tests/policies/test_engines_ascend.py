@@ -8,7 +8,7 @@ import pytest
 from servesim.config.registry import make_policy
 from servesim.core import Policy
 
-from .recordings import ENGINES, compare, load, play, recording_names
+from .recordings import ENGINES, compare, load, recording_names, reproduce
 
 RENAMED = {
     "chunked": "enable_chunked_prefill", "prefix_caching": "enable_prefix_caching",
@@ -54,7 +54,7 @@ ENGINES[f"{ASCEND}BalanceScheduler"] = lambda meta: ascend("vllm-ascend-balance"
 @pytest.mark.parametrize("name", recording_names("vllm-", folder="ascend"))
 def test_every_decision_of_ascend_is_reproduced(name: str) -> None:
     recording = load(name)
-    played = play(recording)
+    played = reproduce(recording)
     if recording.meta["error"] == "stuck":  # the last entry says that nothing runs any more
         last = recording.steps.pop()
         assert played.stuck is not None and not last["sched"] and last["t"] == played.stuck.now

@@ -9,7 +9,7 @@ from servesim.core import Policy
 from servesim.policies import POLICIES
 from servesim.policies.mindie.round import STAGE_POLICIES
 
-from .recordings import ENGINES, Recording, compare, load, play, recording_names
+from .recordings import ENGINES, compare, load, recording_names, reproduce
 
 FIELDS = {  # names of config.json and of the recordings
     "maxBatchSize": "max_batch_size", "maxPrefillBatchSize": "max_prefill_batch_size",
@@ -39,7 +39,7 @@ NAMES = recording_names("mindie", folder="ascend")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_round_of_mindie_is_reproduced(name: str) -> None:
     recording = load(name)
-    played = play(recording)
+    played = reproduce(recording)
     error = recording.meta["error"]
     if error is None:
         assert played.stuck is None
@@ -51,14 +51,3 @@ def test_every_round_of_mindie_is_reproduced(name: str) -> None:
         assert rest and not any(row["sched"] or row["preempted"] or row["swap_in"] for row in rest)
         del played.rows[len(recording.steps) :]
     compare(recording, played)
-
-
-def results(recording: Recording, fast_forward: bool) -> list[tuple[Any, ...]]:
-    requests = play(recording, fast_forward=fast_forward).requests.values()
-    return [(request.id, request.first_token, request.finish, request.preemptions) for request in requests]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_fast_forward_gives_the_same_result_for_a_recording(name: str) -> None:
-    recording = load(name)
-    assert results(recording, fast_forward=True) == results(recording, fast_forward=False)

@@ -10,7 +10,7 @@ from servesim.config.scenario import scenario_from
 from servesim.core import Policy
 from servesim.policies import POLICIES
 
-from .recordings import ENGINES, compare, load, play, recording_names
+from .recordings import ENGINES, compare, load, play, recording_names, reproduce
 
 
 def sarathi(meta: dict[str, Any]) -> Policy:
@@ -50,13 +50,13 @@ ENGINES["lightllm-router"] = lightllm
 @pytest.mark.parametrize("name", recording_names("sarathi"))
 def test_every_decision_of_sarathi_is_reproduced(name: str) -> None:
     recording = load(name)
-    compare(recording, play(recording))
+    compare(recording, reproduce(recording))
 
 
 @pytest.mark.parametrize("name", recording_names("lightllm"))
 def test_every_decision_of_lightllm_is_reproduced(name: str) -> None:
     recording = load(name)
-    played = play(recording)
+    played = reproduce(recording)
     for row in played.rows:  # LightLLM runs and records the last token of a prompt as a decode
         row["sched"] = [[id, tokens, "D" if tokens == 1 else "P"] for id, tokens, _ in row["sched"]]
     compare(recording, played)
@@ -65,7 +65,7 @@ def test_every_decision_of_lightllm_is_reproduced(name: str) -> None:
 @pytest.mark.parametrize("name", recording_names("deepspeed"))
 def test_every_step_of_mii_is_reproduced(name: str) -> None:
     recording = load(name)
-    played = play(recording)
+    played = reproduce(recording)
     actual, expected = ([comparable_step(step) for step in busy(steps)] for steps in (played.rows, recording.steps))
     assert actual == expected
     for id, first, end, _ in recording.per_request:
@@ -143,19 +143,6 @@ def test_without_pressure_chunked_prefill_gives_the_same_schedule_in_both_engine
 ) -> None:
     played = play(load("chunked__v0.4.2"), POLICIES[name](**knobs))
     assert (len(played.busy_steps), played.finish_time) == (234, 2_615_977)
-
-
-@pytest.mark.parametrize("name", recording_names("sarathi", "lightllm", "deepspeed"))
-def test_fast_forward_gives_the_same_result_for_a_recording(name: str) -> None:
-    recording = load(name)
-    single, fast = play(recording), play(recording, fast_forward=True)
-    for id, request in single.requests.items():
-        other = fast.requests[id]
-        assert (request.first_token, request.finish, request.preemptions) == (
-            other.first_token,
-            other.finish,
-            other.preemptions,
-        )
 
 
 def test_presets_are_the_policies_validated_by_recordings() -> None:

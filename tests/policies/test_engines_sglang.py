@@ -8,7 +8,7 @@ import pytest
 from servesim.core import Policy
 from servesim.policies import POLICIES
 
-from .recordings import ENGINES, compare, load, play, recording_names
+from .recordings import ENGINES, compare, load, recording_names, reproduce
 
 FIELDS = (
     "chunked_prefill_size", "schedule_policy", "schedule_conservativeness", "max_running_requests",
@@ -33,19 +33,6 @@ NAMES = recording_names("sglang", folder="sglang")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_decision_of_sglang_is_reproduced(name: str) -> None:
     recording = load(name)
-    played = play(recording)
+    played = reproduce(recording)
     played.rows = played.busy_steps  # idle turns are not recorded
     compare(recording, played)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_fast_forward_gives_the_same_result_for_a_recording(name: str) -> None:
-    recording = load(name)
-    single, fast = play(recording), play(recording, fast_forward=True)
-    for id, request in single.requests.items():
-        other = fast.requests[id]
-        assert (request.first_token, request.finish, request.preemptions) == (
-            other.first_token,
-            other.finish,
-            other.preemptions,
-        )

@@ -8,7 +8,7 @@ import pytest
 from servesim.config.registry import make_policy, preset, presets
 from servesim.core import Policy
 
-from .recordings import ENGINES, compare, load, play, recording_names
+from .recordings import ENGINES, compare, load, play, recording_names, reproduce
 
 RENAMED = {"reserve_full_isl": "scheduler_reserve_full_isl", "v1_watermark": "watermark"}
 ENGINE_KNOBS = {"block_size", "num_blocks", "num_cpu_blocks", "max_model_len", "chunked"}
@@ -40,26 +40,26 @@ ENGINES["vllm-v1-scheduler-only"] = lambda meta: v1(meta["knobs"], meta["version
 @pytest.mark.parametrize("name", recording_names("vllm-v0"))
 def test_every_decision_of_v0_is_reproduced(name: str) -> None:
     recording = load(name)
-    played = play(recording)
+    played = reproduce(recording)
     compare(recording, played, unlisted_victims=recording.knobs.get("policy") == "priority")
 
 
 @pytest.mark.parametrize("name", recording_names("vllm-v1"))
 def test_every_decision_of_v1_is_reproduced(name: str) -> None:
     recording = load(name)
-    compare(recording, play(recording))
+    compare(recording, reproduce(recording))
 
 
 @pytest.mark.parametrize("name", recording_names("vllm-v1", folder="prefix"))
 def test_every_decision_of_v1_with_its_prefix_cache_is_reproduced(name: str) -> None:
     recording = load(name)
-    compare(recording, play(recording))
+    compare(recording, reproduce(recording))
 
 
 @pytest.mark.parametrize("name", recording_names("vllm-v1", folder="versions"))
 def test_every_decision_of_other_versions_of_v1_is_reproduced(name: str) -> None:
     recording = load(name)
-    compare(recording, play(recording))
+    compare(recording, reproduce(recording))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_the_rules_of_another_version_do_not_reproduce_a_recording(name: str, ch
 @pytest.mark.parametrize("name", recording_names("vllm-v0", folder="groups"))
 def test_every_decision_of_parallel_sampling_and_beam_search_is_reproduced(name: str) -> None:
     recording = load(name)
-    played = play(recording)
+    played = reproduce(recording)
     compare(recording, played)
     assert bool(recording.meta["error"]) == (played.stuck is not None)
     if played.stuck is not None:
@@ -179,17 +179,3 @@ def test_reserving_whole_prompts_avoids_preemptions_in_v1() -> None:
     knobs = load(name).knobs
     assert run(name, v1(knobs))[1] == 19
     assert run(name, v1(knobs, scheduler_reserve_full_isl=False))[1] == 112
-
-
-@pytest.mark.parametrize(
-    "name", [name for folder in ("", "prefix", "groups") for name in recording_names("vllm", folder=folder)]
-)
-def test_fast_forward_gives_the_same_result(name: str) -> None:
-    recording = load(name)
-    single, fast = play(recording), play(recording, fast_forward=True)
-    assert fast.finish_time == single.finish_time
-    for id, request in single.requests.items():
-        other = fast.requests[id]
-        assert (other.first_token, other.finish, other.preemptions, other.cached_tokens) == (
-            request.first_token, request.finish, request.preemptions, request.cached_tokens,
-        )  # fmt: skip

@@ -180,22 +180,6 @@ def test_the_delay_factor_alone_has_an_effect() -> None:
     assert (2.0, "prefill", "b") in run_steps(specs, decode_batch=2, delay_variant="none")
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        (
-            {"delay_factor": 2.0, "delay_variant": "none"},
-            "delay_factor: expected 0.0, or a delay_variant other than no",
-        ),
-        ({"delay_factor": 2.0, "strategy": "static"}, "delay_factor: expected 0.0, or strategy: paged too, got 2.0"),
-        ({"admission_hysteresis": 1, "strategy": "continuous"}, "admission_hysteresis: expected 0, or strategy: paged"),
-    ],
-)
-def test_a_delay_without_effect_is_an_error(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        LLMServing(**fields)
-
-
 @pytest.mark.parametrize("variant", ["queue", "request", "contest"])
 def test_a_request_that_has_waited_exactly_the_delay_waits_one_more_step(variant: str) -> None:
     """The prefill of a takes 1 s, so with factor 2 the delay is 2 s. b arrives at 1 s: at 3 s it has waited 2 s."""

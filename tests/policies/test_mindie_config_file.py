@@ -197,18 +197,7 @@ def test_the_winner_of_a_sweep_is_the_users_file_with_other_values(
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep))
     monkeypatch.chdir(tmp_path)
     out = Path("out")
-    run_sim(
-        capsys,
-        "sweep",
-        "sweep.yaml",
-        "-o",
-        str(out),
-        "--no-report",
-        "-j",
-        "1",
-        "--emit-config",
-        "mindie",
-    )
+    run_sim(capsys, "sweep", "sweep.yaml", "-o", str(out), "--no-report", "-j", "1", "--emit-config", "mindie")
     best = yaml.safe_load((out / "best.yaml").read_text())
     assert best["server_config"] == "../config.json"
     size = best["policy"]["max_batch_size"]

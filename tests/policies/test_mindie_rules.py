@@ -76,8 +76,6 @@ def test_a_preempted_request_that_needs_exactly_all_blocks_is_never_admitted_aga
 
 
 def test_wrong_settings_are_errors() -> None:
-    with pytest.raises(ValueError, match="stage_policy: expected one of prefill-first, throughput, latency"):
-        MindIE(stage_policy="decode-first")
     server = Server(MindIE(), 10, 16)
     server.rules.empty_step = 0.0
     with pytest.raises(BadInput, match=r"engine.empty_step: expected more than 0"):
@@ -142,7 +140,6 @@ def test_a_series_keeps_the_sum_of_its_newest_values_in_every_state() -> None:
 def test_the_dynamic_batch_size_is_as_restated(seed: int) -> None:
     rng = random.Random(seed)
     other = mindie_reference.MindIE({"maxBatchSize": 32, "dynamicBatchSizeEnable": True}, [], {})
-    assert other.dynamic is not None
     ours = DynamicBatch(32, 50)
     for _ in range(1500):
         rows, gap, live, waiting = rng.randint(1, 32), rng.randint(30, 70), rng.randint(0, 40), rng.randint(0, 3)

@@ -115,13 +115,6 @@ def test_pages_of_0_4_6_can_run_out_and_the_engine_ends() -> None:
     assert (log.stuck, len(log.preempted)) == (None, 1)
 
 
-def test_fields_of_the_wrong_version_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"version: expected one of 0\.4\.6, 0\.5\.18, got '0\.4'"):
-        SGLANG(version="0.4")
-    with pytest.raises(ValueError, match=r"prefill_decode_interval: expected 0, or version: 0.5.18 too, got 1"):
-        SGLANG(version="0.4.6", prefill_decode_interval=1)
-
-
 def test_with_overlap_two_steps_start_from_idle_and_an_end_is_seen_one_step_late() -> None:
     request = Request("a", 0, 2, 2)
     log = serve(OVERLAP(), [request], blocks=32)

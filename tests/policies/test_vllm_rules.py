@@ -211,11 +211,6 @@ def test_lost_host_blocks_end_a_later_swap() -> None:
     assert serve(policy.replace(free_failed_swaps=True), requests, blocks=4, host_blocks=5).stuck is None
 
 
-def test_priority_preemption_with_swap_is_refused() -> None:
-    with pytest.raises(ValueError, match="preemption_mode: expected recompute or null with policy: priority"):
-        VLLM(policy="priority", preemption_mode="swap")
-
-
 # -- chunked prefill ------------------------------------------------------------------------------------------------
 
 
@@ -347,28 +342,6 @@ def test_v1_chunks_long_prompts_at_the_threshold_unless_only_one_request_exists(
 
 
 # -- fields ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("kind", "fields", "message"),
-    [
-        (VLLM, {"delay_scope": "all"}, "delay_scope: expected one of queue, request, request-unless-idle, got 'all'"),
-        (VLLM, {"watermark": 1.0}, "watermark: expected a fraction below 1, got 1.0"),
-        (VLLM, {"max_num_seqs": 0}, "max_num_seqs: expected at least 1, got 0"),
-        (VLLMChunked, {"delay_scope": "request"}, "delay_scope: expected one of queue, request-unless-idle"),
-        (VLLMV1, {"policy": "lifo"}, "policy: expected one of fcfs, priority, got 'lifo'"),
-        (VLLMV1, {"policy": "priority", "aging": 0.5}, "aging: expected 0.0, or order: priority too, got 0.5"),
-        (VLLM, {"policy": "priority", "aging": 0.5}, "aging: expected 0.0, or order: priority too, got 0.5"),
-        (
-            VLLMChunked,
-            {"long_prefill_token_threshold": 9},
-            "expected 0, or max_num_partial_prefills above 1 too, got 9",
-        ),
-    ],
-)
-def test_a_bad_field_is_named(kind: type[Policy], fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        kind(**fields)
 
 
 @pytest.mark.parametrize("fails", [{"b": 1}, {"a": 3}])

@@ -47,7 +47,6 @@ return points.reduce((a, b) => free(b) > free(a) ? b : a)
 def charts_of(page: Path) -> dict[str, Any]:
     """Return the charts of a page by their ids: data and layout."""
     match = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page.read_text(encoding="utf-8"))
-    assert match is not None
     charts: dict[str, Any] = json.loads(match[1])["charts"]
     return charts
 

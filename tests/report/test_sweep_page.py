@@ -10,10 +10,12 @@ import pytest
 from servesim.report import sweep_page
 from servesim.report.knobs import heat_table, knobs, single_change_costs, spread
 from servesim.report.page import plotly_script
+from servesim.report.rate_charts import MAX_NAMED, curve_styles, rate_charts
 from servesim.report.sweep_page import request_times
 from servesim.report.trade_offs import front_rows, pairs
 from servesim.statistics.number_format import format_number
-from servesim.study.ranking import pareto_front
+from servesim.study.ranking import Row, pareto_front
+from servesim.study.rates import Curve, RatePoint
 from servesim.study.sweep import load_summary
 
 from ..study import sweeps
@@ -69,7 +71,6 @@ def test_the_times_of_the_baseline_alone_are_the_parts_of_its_mean(experiment: P
 
 def test_single_changes_are_paired_differences_from_the_winner(experiment: Path) -> None:
     summary = load_summary(experiment)
-    assert summary.winner is not None
     for knob, value, change in single_change_costs(summary, knobs(summary)):
         neighbour = {**summary.winner.assignment}
         key = f"policy.{knob}"
@@ -92,14 +93,9 @@ def test_the_page_is_reproducible(experiment: Path, tmp_path: Path) -> None:
 
 def test_plots_are_written_as_reproducible_files(experiment: Path, tmp_path: Path) -> None:
     stems = [
-        "knobs",
-        "pareto_makespan_mean_tpot_ms",
-        "pareto_makespan_mean_ttft_ms",
-        "pareto_mean_tpot_ms_output_throughput",
-        "pareto_output_throughput_mean_ttft_ms",
-        "queues",
-        "time",
-    ]
+        "knobs", "pareto_makespan_mean_tpot_ms", "pareto_makespan_mean_ttft_ms",
+        "pareto_mean_tpot_ms_output_throughput", "pareto_output_throughput_mean_ttft_ms", "queues", "time",
+    ]  # fmt: skip
     for kind, folder in (("png", "pictures"), ("svg", "one"), ("svg", "two")):
         assert sweeps.sim("plot", experiment, "-o", tmp_path / folder, "--format", kind) == 0
         assert sorted(path.name for path in (tmp_path / folder).iterdir()) == [f"{stem}.{kind}" for stem in stems]
@@ -187,3 +183,26 @@ def test_a_parameter_with_many_values_has_few_texts(tmp_path: Path) -> None:
     assert sweeps.sim("sweep", file, "-o", tmp_path / "out", "-j", 1, "-q") == 0
     axis = charts_of(tmp_path / "out" / "report.html")["knob-0"]["layout"]["xaxis"]
     assert axis["type"] == "log" and axis["ticktext"][:3] == ["1", "2", "3"] and len(axis["ticktext"]) <= 11
+
+
+def curves(count: int) -> list[Curve]:
+    points = []
+    for rate in (1.0, 2.0):
+        run = {"replication": 0, "metrics": {"p99_ttft_ms": 10 * rate, "output_throughput": rate}}
+        points.append(RatePoint(rate, Row(0, {}, "", [run]), {}))
+    outcomes = ["worse", "best", *["worse"] * count]
+    return [Curve(number, {}, f"curve {number}", points, (), outcome) for number, outcome in enumerate(outcomes)]
+
+
+def test_no_two_named_curves_look_the_same() -> None:
+    styles = curve_styles(curves(MAX_NAMED))
+    assert len(set(styles)) == MAX_NAMED + 2
+    assert any(style.dashed for style in styles) and not styles[0].dashed
+    lines = [trace["line"] for trace in rate_charts(curves(MAX_NAMED), [])[0].data]
+    assert len({(line["color"], line["dash"]) for line in lines}) == MAX_NAMED + 2
+
+
+def test_many_curves_are_grey_except_winner_and_baseline() -> None:
+    styles = curve_styles(curves(MAX_NAMED + 1))
+    assert [style.colour for style in styles[:3]] == ["@baseline", "@winner", "@point"]
+    assert len(set(styles)) == 3

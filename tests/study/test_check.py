@@ -143,14 +143,6 @@ def test_equal_scenarios_meet_their_baseline(tmp_path: Path, capsys: pytest.Capt
     ]
 
 
-def test_options_apply_to_the_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    a, b = scenario(tmp_path, "a", policy={"name": "llm-serving", "decode_batch": 2}), scenario(tmp_path, "b")
-    words = (b, "--baseline", a, "--subject-to", "makespan <= baseline", "--replications", 2)
-    assert checked(*words, capsys=capsys)["constraints"][0]["change"] != 0
-    same = checked(*words, "--set", "policy.decode_batch=3", code=0, capsys=capsys)
-    assert same["constraints"][0]["change"] == 0
-
-
 def test_a_trace_has_the_interval_of_the_profile_or_an_exact_verdict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

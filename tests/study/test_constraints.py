@@ -26,7 +26,6 @@ def run(folder: Path, **keys: Any) -> Summary:
 
 def test_a_configuration_that_misses_a_constraint_cannot_win(tmp_path: Path) -> None:
     free = run(tmp_path, objectives=["makespan"], indifference=0)
-    assert free.winner is not None
     limit = sorted(row.mean("mean_tpot_ms") for row in free.rows)[2]  # three configurations meet it
     assert free.winner.mean("mean_tpot_ms") > limit
     (tmp_path / "second").mkdir()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from servesim.study.sweep_file import read_experiment
 from servesim.study.table import write_summary
 from servesim.study.verdict import format_table
 
+from ..pseudo_terminal import on_terminal
 from . import sweeps
 
 
@@ -51,7 +54,6 @@ def test_best_yaml_repeats_the_first_replication_of_the_winner(tmp_path: Path) -
     sweeps.sim("sweep", sweeps.sweep_file(tmp_path), "-o", tmp_path / "out", "-j", 1, "--resume")
     assert sweeps.sim("run", tmp_path / "out/best.yaml", "-o", tmp_path / "run") == 0
     result = json.loads((tmp_path / "run/result.json").read_text())
-    assert summary.winner is not None
     first = summary.winner.runs[0]["metrics"]
     assert {key: result[key] for key in first} == first
 
@@ -287,3 +289,11 @@ def test_the_winner_is_confirmed_on_new_replications(tmp_path: Path, capsys: pyt
     (tmp_path / "more/runs.jsonl").write_bytes(whole[: len(whole) - 3000])
     assert sweeps.sim("sweep", file, "-o", tmp_path / "more", "-j", 1, "--resume") == 0
     assert (tmp_path / "more/runs.jsonl").read_bytes() == whole
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs pseudo-terminals")
+def test_a_terminal_gets_a_bar_with_rate_and_time_left(tmp_path: Path) -> None:
+    file = sweeps.sweep_file(tmp_path, replications=12)
+    text = on_terminal(["sweep", str(file), "-o", str(tmp_path / "out"), "-j", "1", "--no-report"])
+    assert re.search(r"sweep: +\d+%\|.*\| \d+/84 \[\d\d:\d\d<\d\d:\d\d, +[\d.]+(run/s|s/run)\]", text)
+    assert re.search(r"sweep: 100%\|.*\| 84/84 \[", text)

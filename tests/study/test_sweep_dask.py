@@ -58,14 +58,19 @@ def runs(folder: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def test_a_sweep_survives_the_death_of_a_dask_worker(tmp_path: Path, cluster: Cluster) -> None:
-    file = sweeps.sweep_file(tmp_path, replications=20)
-    out = tmp_path / "out"
+def start_and_wait_for_20_runs(file: Path, out: Path, cluster: Cluster) -> subprocess.Popen[str]:
     process = sweeps.start("sweep", file, "-o", out, "--executor", f"dask:{cluster.address}", "-q")
     end = time.monotonic() + 300
     while process.poll() is None and runs(out) < 20:
         assert time.monotonic() < end, "no run finished"
         time.sleep(0.01)
+    return process
+
+
+def test_a_sweep_survives_the_death_of_a_dask_worker(tmp_path: Path, cluster: Cluster) -> None:
+    file = sweeps.sweep_file(tmp_path, replications=20)
+    out = tmp_path / "out"
+    process = start_and_wait_for_20_runs(file, out, cluster)
     cluster.workers[0].send_signal(signal.SIGKILL)
     assert runs(out) < 140, "the sweep ended before the worker was killed"
     text, error = process.communicate(timeout=3000)
@@ -78,11 +83,7 @@ def test_a_sweep_survives_the_death_of_a_dask_worker(tmp_path: Path, cluster: Cl
 def test_a_sweep_whose_scheduler_is_killed_ends_with_one_line_and_continues(tmp_path: Path, cluster: Cluster) -> None:
     file = sweeps.sweep_file(tmp_path, replications=60)
     out = tmp_path / "out"
-    process = sweeps.start("sweep", file, "-o", out, "--executor", f"dask:{cluster.address}", "-q")
-    end = time.monotonic() + 300
-    while process.poll() is None and runs(out) < 20:
-        assert time.monotonic() < end, "no run finished"
-        time.sleep(0.01)
+    process = start_and_wait_for_20_runs(file, out, cluster)
     cluster.processes[0].send_signal(signal.SIGKILL)
     _, error = process.communicate(timeout=300)
     assert process.returncode == 1, error

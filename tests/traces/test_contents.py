@@ -77,7 +77,6 @@ def test_llmservingsim_token_ids_are_the_content(tmp_path: Path) -> None:
     rows = [{"session_id": "s", "arrival_time_ns": 0, "sub_requests": calls}, {"arrival_time_ns": 5, **calls[0]}]
     trace = load(write(tmp_path, *rows, {"arrival_time_ns": 6, **calls[0], "input_toks": 5}))
     first, second, third, again = sorted(trace.requests, key=lambda request: request.id)
-    assert first.content is not None and second.content is not None
     assert second.content.pieces[:2] == [("prompt:0", 4), (first.content.answer, 2)]
     assert third.content is None  # no other prompt has this text
     assert again.content == first.content
@@ -90,7 +89,6 @@ def test_equal_messages_are_equal_texts(tmp_path: Path) -> None:
 
     rows = [body("be kind and brief", "hello"), body("be kind and brief", "bye now"), body("alone")]
     first, second, third = load(write(tmp_path, *rows), tokenizer=lambda text: len(text.split())).requests
-    assert first.content is not None and second.content is not None
     assert first.content.pieces[0] == second.content.pieces[0]
     assert [content.ends for content in (first.content, second.content)] == [[4, 5], [4, 6]]
     assert first.content.names[1] != second.content.names[1]

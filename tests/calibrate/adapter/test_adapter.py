@@ -14,7 +14,7 @@ from servesim.core import Plan, Policy, Request
 from servesim.policies.llm_serving import LLMServing
 
 from ...conftest import RECORDINGS
-from .llm_serving_standin import EntryStatus, Master, Schedule
+from .llm_serving_standin import Master, Schedule
 
 RECORDED = RECORDINGS / "llm-serving"
 PAGED = [path for path in sorted(RECORDED.glob("*.json")) if path.stem[:2] < "20"]
@@ -153,45 +153,6 @@ def compact(slot: dict[str, Any]) -> Optional[list[Any]]:
     if slot["status"] not in ("RUNNING", "INPUT_OUTOFRANGE"):
         return None
     return [slot["id"], slot["out"], slot["kv"], len(slot["blocks"])]
-
-
-def test_delay_factor_with_a_swapped_queue_serves_all_requests() -> None:
-    policy = LLMServing(delay_factor=0.5, delay_variant="queue", preempted_to="swapped")
-    requests = [{"id": f"r{k}", "arrival": k * 1.5, "prompt_len": 5 + k % 4, "max_new_tokens": 9} for k in range(14)]
-    steps = list(run_server(requests, {"prefill": 3.0, "decode": 1.0}, policy, batch=3, blocks=11, block_size=4))
-    preempted = [id for step in steps for id, _ in step["swapped"]]
-    assert preempted
-    assert not any(id in step["waiting"] for step in steps for id, _ in step["swapped"])  # they are in `swapped`
-    last = steps[-1]
-    assert last["free"] == 10
-    assert last["waiting"] == []
-    assert all(slot["status"] not in ("RUNNING", "WAITING") for slot in last["slots"])
-    done = {slot["id"] for step in steps for slot in step["slots"] if slot["status"] == "FINISHED_LENGTH_CAPPED"}
-    assert done == {f"r{k}" for k in range(14)}
-
-
-def test_order_longest_output_admits_the_longest_first() -> None:
-    requests = [{"id": f"r{k}", "arrival": 0.0, "prompt_len": 4, "max_new_tokens": 2 + k} for k in range(6)]
-    steps = list(run_server(requests, {"prefill": 1.0, "decode": 1.0}, LLMServing(order="longest-output"), 2, 40, 4))
-    inserted = [id for step in steps for id, _ in step["inserted"]]
-    assert inserted == ["r5", "r4", "r3", "r2", "r1", "r0"]
-
-
-def test_several_prompts_run_in_one_call_with_prefill_batch() -> None:
-    requests = [{"id": f"r{k}", "arrival": 0.0, "prompt_len": 4, "max_new_tokens": 3} for k in range(6)]
-    steps = list(run_server(requests, {"prefill": 1.0, "decode": 1.0}, LLMServing(prefill_batch=4), 4, 40, 4))
-    assert [step["ran"] for step in steps if step["kind"] == "prefill"] == [[0, 1, 2, 3], [0, 1]]
-
-
-def test_install_replaces_the_scheduling_of_a_class_and_uses_its_slots() -> None:
-    kind = type("Schedule", (Schedule,), {})
-    install(LLMServing(delay_factor=0.5, delay_variant="queue"), kind, Master)
-    schedule = kind(3, 20, 4, 4096, None)
-    for k in range(5):
-        schedule.waiting_request_queue.append(schedule.entry({"id": str(k), "prompt_len": 3, "max_new_tokens": 2}))
-    schedule._continuous_batch_pa()
-    assert [entry.entry_data.status for entry in schedule.running_request_list] == [EntryStatus.RUNNING] * 3
-    assert len(schedule.waiting_request_queue) == 2
 
 
 def test_requests_in_the_swapped_queue_count_as_waiting() -> None:

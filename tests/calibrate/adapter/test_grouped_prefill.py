@@ -9,13 +9,13 @@ from typing import Any, Optional
 import numpy as np
 import pytest
 from servesim.calibrate.adapter import grouped_prefill
-from servesim.calibrate.adapter.grouped_prefill import MARK, install_repair, prefill_blocks
+from servesim.calibrate.adapter.grouped_prefill import MARK, install_repair
 from servesim.calibrate.adapter.llm_serving import install
 from servesim.core import BadInput
 from servesim.policies.llm_serving import LLMServing
 
 from .agent_standin import TOKENS, DisModel, Settings, Shm, TokenModel, WorkAgent, Worker, next_token
-from .llm_serving_standin import CacheEngine, Entry, EntryStatus, Master, MemPool, Schedule
+from .llm_serving_standin import Entry, EntryStatus, Master, Schedule
 from .test_adapter_decisions import compare_with_simulation, random_settings, random_world
 
 LENGTH = 64  # tokens of a row, and of a block table
@@ -91,7 +91,7 @@ def check_answers(requests: list[dict[str, Any]], answers: dict[str, list[int]])
 def test_decisions_and_every_token_with_8_prompts_per_prefill(seq_length: Optional[int]) -> None:
     steps = preempted = tokens = 0
     groups: list[int] = []
-    for seed in range(60):
+    for seed in range(30):
         rng = random.Random(seed)
         requests, _, blocks, size = random_world(rng)
         batch = rng.randint(2, 10)
@@ -103,15 +103,15 @@ def test_decisions_and_every_token_with_8_prompts_per_prefill(seq_length: Option
             tokens += check_answers(requests, server.log["answers"])
         steps, preempted = steps + counts[0], preempted + counts[1]
         groups += server.log["groups"]
-    assert steps > 2000
-    assert preempted > 100
-    assert tokens > 4000
+    assert steps > 1000
+    assert preempted > 50
+    assert tokens > 2000
     assert set(range(1, 9)) <= set(groups)
 
 
 def test_decisions_and_every_token_with_any_settings() -> None:
     tokens = 0
-    for seed in range(60):
+    for seed in range(30):
         rng = random.Random(1000 + seed)
         requests, batch, blocks, size = random_world(rng)
         requests = with_prompts(requests, rng)
@@ -120,7 +120,7 @@ def test_decisions_and_every_token_with_any_settings() -> None:
         policy = LLMServing(decode_batch=batch, **settings)
         if compare_with_simulation(requests, policy, batch, blocks, size, 7, server)[0]:
             tokens += check_answers(requests, server.log["answers"])
-    assert tokens > 4000
+    assert tokens > 2000
 
 
 class RowOffsets(DisModel):
@@ -263,17 +263,6 @@ def test_an_agent_that_writes_elsewhere_fails_the_group_with_one_line(capsys: py
     assert after[6:] == before[6:]
     assert MARK not in after
     assert capsys.readouterr().err.splitlines()[-1].startswith("servesim: this agent writes the tokens of several")
-
-
-def test_blocks_of_a_group_are_one_rectangle_with_padding_in_block_0() -> None:
-    pool = MemPool(20)
-    caches = [CacheEngine(pool, 4) for _ in range(3)]
-    caches[2].assign_null_block()  # a padding row
-    tables, slots = prefill_blocks(None, np.array([9, 2, 1], np.int32), caches, 10, [1, 1, 0])
-    assert tables == [[1, 2, 3], [4, -1, -1], [0, -1, -1]]
-    assert slots[:10] == [*range(4, 13), 0]
-    assert slots[10:20] == [16, 17, *[0] * 8]
-    assert slots[20:] == [0] * 10
 
 
 def test_the_repair_is_logged_and_refuses_classes_and_settings_it_does_not_know(

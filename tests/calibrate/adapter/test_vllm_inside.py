@@ -39,10 +39,8 @@ def decide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Decide]:
     with errors.open("w") as log, subprocess.Popen(
         [str(PYTHON), script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment
     ) as worker:  # fmt: skip
-        assert worker.stdin is not None and worker.stdout is not None
 
         def run(recorded: str, scheduler: str = "PolicyScheduler", knobs: Any = None, **policy: Any) -> Any:
-            assert worker.stdin is not None and worker.stdout is not None
             with gzip.open(FOLDER / recorded, "rt") as file:
                 recording = json.load(file)
             recording["meta"]["knobs"].update(knobs or {})

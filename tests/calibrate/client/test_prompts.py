@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from servesim.calibrate.client.prompts import WORDS, Prompts, new_seed
-from servesim.calibrate.client.protocols import LlmServing, OpenAI, TextCompletions
+from servesim.calibrate.client.protocols import LlmServing, OpenAI
 from servesim.core import Request
 from servesim.core.content import content_of_ids, content_of_pieces
 
@@ -27,14 +27,6 @@ def test_prompts_have_the_requested_length_in_the_vocabulary_of_llama() -> None:
 def test_prompts_have_the_requested_length_in_a_sentencepiece_vocabulary(kind: str) -> None:
     assert count_sentencepiece_tokens(["the", "w5709"], kind) == [2, 6]  # BOS, then one token and five tokens
     assert count_sentencepiece_tokens(llm_serving_texts(), kind) == list(LENGTHS)
-
-
-def test_a_text_is_shorter_by_the_tokens_that_the_server_adds_but_never_empty() -> None:
-    api = TextCompletions("model")
-    lengths = [len(api.body(Request(0, 0.0, length, 1))["prompt"].split()) for length in (1, 2, 50)]
-    api.added_tokens = 1
-    shorter = [len(api.body(Request(0, 0.0, length, 1))["prompt"].split()) for length in (1, 2, 50)]
-    assert (lengths, shorter) == ([1, 2, 50], [1, 1, 49])
 
 
 def test_token_ids_have_the_exact_length() -> None:

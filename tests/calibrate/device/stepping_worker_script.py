@@ -42,7 +42,6 @@ def main() -> int:
     """Run the worker script."""
     script = sys.argv.pop(1)
     spec = importlib.util.spec_from_file_location("worker", script)
-    assert spec is not None and spec.loader is not None
     worker = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(worker)
     worker.CALLS.update(CALLS)

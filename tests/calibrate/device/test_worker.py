@@ -176,7 +176,6 @@ def test_a_worker_exits_when_its_parent_is_killed(package_copy: Path) -> None:
     worker.call("probe", what="sleep")
     """
     process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(parent)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     pid = int(process.stdout.readline())
     process.kill()
     process.wait()

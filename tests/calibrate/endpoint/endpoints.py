@@ -63,7 +63,6 @@ def fake_server(policy: str, cost: str, port: int = 0, *options: str) -> Iterato
     command = [sys.executable, "-m", "servesim", "serve", "--backend", "fake", "--port", str(port), "--policy", policy]
     command += ["--option", f"cost={cost}", "--set", "engine.num_blocks=4000", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert process.stdout is not None
     with process.stdout:
         try:
             yield process.stdout.readline().strip().rpartition(" ")[2], process

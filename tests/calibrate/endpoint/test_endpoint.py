@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import pytest
-from servesim.calibrate.client.prompts import UNSEEDED
+from servesim.calibrate.client.load_generator import SentRequest
+from servesim.calibrate.client.protocols import TextCompletions
 from servesim.calibrate.endpoint.answers import LoadResult, append_load, csv_rows, read_loads
 from servesim.calibrate.endpoint.fit import EndpointFit, fit_steps, profile_about, write_step_samples
 from servesim.calibrate.endpoint.load_plan import Design, Point, ServerSpeed
-from servesim.calibrate.endpoint.measure import Measurements
-from servesim.calibrate.endpoint.steps import busy_steps, median_slope, observed_steps
+from servesim.calibrate.endpoint.measure import Measurements, added_tokens, detect_api
+from servesim.calibrate.endpoint.steps import busy_steps, observed_steps
 from servesim.calibrate.probe.samples import read_samples
-from servesim.calibrate.server.tokenizers import WordTokenizer
 from servesim.core import BadInput, Request, Shape, StepCost
 from servesim.costs.linear import LinearCost
 from servesim.costs.parts import DecodePart, PartsCost, PrefillPart
 from servesim.costs.uncertainty import with_parameters
 
+from ..client.recording_server import recording_server
 from .endpoints import simulate_load
 
 COST = LinearCost(base=0.006, prefill=0.002, prefill_token=1e-4, decode_step=0.004, decode_live=8e-4, context=2e-6)
@@ -169,12 +170,6 @@ def test_one_load_with_single_prompt_steps_is_enough_for_a_fit() -> None:
     assert_times(fit_steps(kept, lags), COST, [prompt(64, 3), prompt(128, 3), decode(4, 200)], 0.05)
 
 
-def test_one_late_packet_does_not_change_the_step_time() -> None:
-    ends = 0.01 * np.arange(12)
-    ends[5] += 0.006
-    assert median_slope(ends) == pytest.approx(0.01, rel=1e-9)
-
-
 def test_tokens_that_arrive_together_are_flagged_samples(tmp_path: Path) -> None:
     """`sim calibrate check` reads the file again, and a step without time is not a sample of a step."""
     fit = calibrate(COST, SLOTS)
@@ -207,14 +202,6 @@ def test_design_has_all_kinds_with_small_loads_first_and_within_its_limits() -> 
             Design(**fields)  # type: ignore[arg-type]
 
 
-def test_prompts_have_the_requested_words_and_different_beginnings() -> None:
-    requests = Point("burst", 8, 64).requests("salt", 32, 16, ServerSpeed())
-    texts = [UNSEEDED.words(request) for request in requests]
-    assert {len(WordTokenizer(32000).encode(text)) for text in texts} == {64}
-    assert len({tuple(text.split()[:16]) for text in texts}) == 8
-    assert UNSEEDED.words(requests[0]) == UNSEEDED.words(Request(requests[0].id, 5.0, 64, 1))
-
-
 def test_answers_are_read_back_without_an_incomplete_load(tmp_path: Path) -> None:
     path = tmp_path / "answers.csv"
     loads = [simulate_load(point, SMALL, COST, SLOTS, {}, 0.003) for point in SMALL.points()[:4]]
@@ -232,3 +219,40 @@ def test_answers_are_read_back_without_an_incomplete_load(tmp_path: Path) -> Non
         BadInput, match=r"answers.csv: row 2: rows: expected a whole number from 0 to 2147483647, got 'one'"
     ):
         read_loads(path)
+
+
+@pytest.mark.parametrize(("added", "words"), [(1, 99), (0, 100), (None, 100)])
+def test_a_text_prompt_is_shorter_by_the_tokens_that_the_server_adds(added: Optional[int], words: int) -> None:
+    with recording_server(added, text_only=True) as server:
+        client = detect_api(server.url, "openai", "m", 10.0, "seed")
+        assert isinstance(client.api, TextCompletions)
+        client.send([Request("x", 0.0, 100, 1)])
+    assert len(server.prompts[-1]) == words
+
+
+@pytest.mark.parametrize(("counted", "added"), [(None, 0), (15, 0), (16, 0), (18, 2), (80, 0)])
+def test_only_a_small_difference_is_taken_as_added_tokens(counted: Optional[int], added: int) -> None:
+    assert added_tokens(SentRequest(Request("x", 0.0, 16, 1), 0.0, prompt_tokens=counted)) == added
+
+
+def test_the_default_lengths_fit_into_the_max_model_len_of_the_server() -> None:
+    models = [{"id": "other", "max_model_len": 512}, {"id": "m", "max_model_len": 2048}]
+    with recording_server(models=models) as server:
+        assert detect_api(server.url, "openai", None, 10.0, "seed").max_length == 512
+        client = detect_api(server.url, "openai", "m", 10.0, "seed")
+    assert client.max_length == 2048
+    design = Design().within(client.max_length, chosen=False)
+    assert design.lengths == (16, 32, 64, 128, 256, 512, 1024, 2016)
+    for point in design.points():
+        requests = point.requests("seed", design.output, design.short_prompt, ServerSpeed())
+        assert max(request.prompt + request.output for request in requests) <= 2048
+    assert Design().within(None, chosen=False) == Design()
+    assert Design().within(1000, chosen=False).lengths[-2:] == (512, 968)
+
+
+def test_chosen_lengths_above_the_limit_of_the_server_are_an_error() -> None:
+    assert Design(lengths=(16, 2016)).within(2048, chosen=True).lengths == (16, 2016)
+    with pytest.raises(BadInput, match="expected at most 2048 tokens of prompt and output, the max_model_len"):
+        Design(lengths=(16, 2048)).within(2048, chosen=True)
+    with pytest.raises(BadInput, match="expected at most 64 tokens"):
+        Design().within(64, chosen=False)

@@ -55,19 +55,10 @@ def test_shared_blocks_are_found_after_the_step_that_fills_them(
     trace = tmp_path / "trace.csv"
     trace.write_text("\n".join(["id,arrival_s,prompt_tokens,output_tokens,content", *rows]))
     cost = '{"prefill": 0.01, "prefill_token": 0.0001, "decode_step": 0.01}'
-    command = [
-        "run",
-        "--trace",
-        str(trace),
-        "--policy",
-        POLICY,
-        "--set",
-        f"profile={cost}",
-        "-o",
-        str(tmp_path / "run"),
-    ]
+    command = ["run", "--trace", str(trace), "--policy", POLICY, "--set", f"profile={cost}"]
     settings = ["--set", "engine.num_blocks=64", "--set", "engine.block_size=32"]
-    assert main([*command, *settings, "--set", "policy.allow_block_sharing=true"]) == 0
+    settings += ["--set", "policy.allow_block_sharing=true", "-o", str(tmp_path / "run")]
+    assert main([*command, *settings]) == 0
     with open(tmp_path / "run" / "requests.csv", encoding="utf-8") as file:
         cached = [int(row["cached_tokens"]) for row in csv.DictReader(file)]
     assert cached == [0, 0, 96, 64]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -130,33 +131,27 @@ def test_counts_other_names_and_units(tmp_path: Path) -> None:
     assert step.shapes == [Shape(2, 100, 100, 5000, 3000)]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"batch": [["a", 1, 5]]}', "row 1: expected seconds, or the start time"),
-        ('{"start": 1, "batch": []}', "row 1: batch: expected a list of [request, tokens, cached tokens], got []"),
-        (
-            '{"start": 1, "batch": [["a", 0, 5]]}',
-            "row 1: batch: expected a list of [request, tokens, cached tokens], got [['a', 0, 5]]",
-        ),
-        ('{"start": 1, "end": 0.5, "batch": [["a", 1, 5]]}', "row 1: expected the end of the step after its start"),
-        ('{"start": 2, "batch": [["a", 1, 5]]}\n{"start": 1, "batch": [["a", 1, 6]]}', "expected start times in order"),
-        ('{"start": "x", "batch": [["a", 1, 5]]}', "row 1: start: expected a number from"),
-        ('{"start": 1, "batch": [["a", 1, 5]]}', "no duration is known"),
-        ('{"start": 1}', "row 1: expected prefill_tokens or decode_rows above 0"),
-        ("start,prefill_tokens,prefill_rows\n1,3,5\n", "row 2: expected at least one prefill token per prefill row"),
-        ("[1]", "row 1: expected a JSON object per step, got 1"),
-        ("[{]", "row 1, column 3: expected JSON, got"),
-    ],
-)
-def test_a_faulty_log_is_one_line(tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    log = tmp_path / "log"
-    log.write_text(text + "\n", encoding="utf-8")
-    assert main(["calibrate", "import", "steps", str(log), "-o", str(tmp_path / "out")]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-    assert not (tmp_path / "out").exists()
+FAULTY: list[str] = [
+    '{"batch": [["a", 1, 5]]}',
+    '{"start": 1, "batch": []}',
+    '{"start": 1, "batch": [["a", 0, 5]]}',
+    '{"start": 1, "end": 0.5, "batch": [["a", 1, 5]]}',
+    '{"start": 2, "batch": [["a", 1, 5]]}\n{"start": 1, "batch": [["a", 1, 6]]}',
+    '{"start": "x", "batch": [["a", 1, 5]]}',
+    '{"start": 1, "batch": [["a", 1, 5]]}',
+    '{"start": 1}',
+    "start,prefill_tokens,prefill_rows\n1,3,5\n",
+    "[1]",
+    "[{]",
+]
+
+
+def test_a_faulty_log_is_one_line(tmp_path: Path, expected_errors: Callable[..., None]) -> None:
+    def read(text: str) -> None:
+        (tmp_path / "log").write_text(text + "\n", encoding="utf-8")
+        read_step_log(tmp_path / "log")
+
+    expected_errors("step_logs", read, FAULTY)
 
 
 def test_samples_of_one_shape_are_one_point(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

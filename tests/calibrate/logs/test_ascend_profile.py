@@ -71,17 +71,6 @@ def test_totals_match_the_reported_ones(shared: Path) -> None:
     assert [run["name"] for run in runs if "total" in run and str(run["total"]) not in text] == []
 
 
-def test_profile_has_no_cold_start_by_default() -> None:
-    cold = load_profile(NAME).about["fit"]["cold_start"]["ccdd"]
-    base = {"policy": {"decode_batch": 64}, "workload": {"contest": {"X": 5, "T": 4}}, "profile": NAME}
-    engine = {"prefill_buckets": [4096]}
-    warm = simulate(scenario_from({**base, "engine": engine}))
-    with_cold_start = simulate(scenario_from({**base, "engine": {**engine, "cold_start": cold}}))
-    longer = with_cold_start.measures.makespan - warm.measures.makespan
-    # More requests arrive during the slow first calls. They share decode steps, which saves some time.
-    assert 25.0 < longer < 31.0
-
-
 def test_the_scenario_says_whether_the_server_starts_cold() -> None:
     base = {"policy": {"decode_batch": 64}, "workload": {"contest": {"X": 5, "T": 4}}, "profile": NAME}
 

@@ -14,7 +14,7 @@ from servesim.calibrate.logs import problem
 from servesim.calibrate.logs.fit import LogFit, fit_logs
 from servesim.calibrate.logs.observed_runs import read_runs
 from servesim.calibrate.logs.problem import value_of, with_values
-from servesim.calibrate.logs.residuals import QueueTimes, RequestLatencies, open_requests, residuals_of
+from servesim.calibrate.logs.residuals import QueueTimes, RequestLatencies, residuals_of
 from servesim.cli import main
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput, Shape, StepCost
@@ -143,11 +143,6 @@ def test_a_log_with_a_queue_is_compared_in_stretches_of_time(tmp_path: Path) -> 
     assert isinstance(part, QueueTimes)
 
 
-def test_the_open_requests_of_each_request() -> None:
-    """One is open alone for 1 of its 2 seconds; the other one shares 1 of its 4 seconds."""
-    assert open_requests(np.array([0.0, 1.0]), np.array([2.0, 5.0])) == pytest.approx([1.5, 1.25])
-
-
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the number of requests of every simulation of a fit."""
@@ -235,8 +230,6 @@ def load_benchmark() -> Any:
     """Load benchmarks/closed_loops.py; benchmarks are not part of the package."""
     path = ROOT / "benchmarks" / "closed_loops.py"
     spec = importlib.util.spec_from_file_location("closed_loops", path)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

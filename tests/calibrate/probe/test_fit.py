@@ -25,8 +25,6 @@ from servesim.core import Shape, StepCost
 from servesim.costs.derived import NoisyCost
 from servesim.costs.device_profile import Profile, load_profile, write_profile
 from servesim.costs.linear import LinearCost
-from servesim.costs.mapping import cost_from, cost_mapping
-from servesim.costs.parts import DecodePart, MixedPart, PartsCost, PrefillPart
 from servesim.runs.simulate import simulate
 
 KNOWN = LinearCost(
@@ -180,30 +178,6 @@ def test_host_time_is_fitted_separately(tmp_path: Path) -> None:
     assert (cost.host.step, cost.host.row) == pytest.approx((1e-3, 1e-4))
     shape = Shape(decode_rows=8, decode_live=8, context=800)
     assert cost.seconds(shape) == pytest.approx(KNOWN.seconds(shape) + 1e-3 + 8e-4, rel=0.01)
-
-
-PARTS = PartsCost(
-    PrefillPart(((16.0, 0.01), (256.0, 0.02)), padded_square=1e-8),
-    DecodePart(((1.0, 0.01), (8.0, 0.02)), live=1e-3, context=1e-6),
-    MixedPart(context=1e-7, floor=False),
-)
-
-
-@pytest.mark.parametrize("cost", [KNOWN, PARTS], ids=["linear", "parts"])
-def test_a_cost_model_can_be_written_and_read_back(cost: StepCost) -> None:
-    assert cost_from(cost_mapping(cost), "cost") == cost
-
-
-def test_rows_round_up_to_the_padding_bucket() -> None:
-    between = PARTS.decode(4, 4, 100)
-    padded = PartsCost(PARTS.prefill, DecodePart(PARTS.decodes.rows, rounded=True)).decode(4, 4, 100)
-    assert between == pytest.approx(0.01 + 0.01 * 3 / 7 + 4e-3 + 1e-4)
-    assert padded == 0.02
-
-
-def test_decodes_of_a_mixed_step_count_as_prompt_tokens() -> None:
-    mixed = PARTS.seconds(Shape(1, 128, 128, 128**2, 0, 8, 8, 1000))
-    assert mixed == pytest.approx(0.01 + 0.01 * (136 - 16) / 240 + 128**2 * 1e-8 + 1000 * 1e-7)
 
 
 def test_held_out_points_are_not_part_of_the_fit() -> None:

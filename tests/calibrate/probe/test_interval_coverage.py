@@ -1,8 +1,10 @@
-"""benchmarks/interval_check.py: intervals of synthetic engines, and of the replays in a folder."""
+"""Synthetic engines: predictions of benchmarks/synthetic_engines.py, and intervals of benchmarks/interval_check.py."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -42,3 +44,22 @@ def test_replays_in_a_folder_are_checked(check: ModuleType, tmp_path: Path, caps
     assert "load-50: " in text and "load-80: " in text
     assert "of 8 measured values inside" in text
     assert check.main([str(tmp_path / "load-50" / "sim")]) == 2
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("synthetic_engines", ROOT / "benchmarks" / "synthetic_engines.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+def test_twenty_engines_are_predicted_within_three_percent_and_inside_their_intervals(benchmark: ModuleType) -> None:
+    results = [benchmark.try_engine(seed, draws=16) for seed in range(100, 120)]
+    off = [result.name for result in results if abs(result.error) > 0.03]
+    outside = [result.name for result in results if not result.inside]
+    assert len(off) <= 1, off
+    assert len(outside) <= 2, outside
+    assert sorted(result.half_width for result in results)[10] < 0.05

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import signal
 import subprocess
@@ -18,11 +19,13 @@ from servesim.calibrate.device import fake
 from servesim.calibrate.device.backend import MODELS, Row
 from servesim.calibrate.device.fake import FakeBackend
 from servesim.calibrate.probe import measure as probe
+from servesim.calibrate.probe import session
 from servesim.calibrate.probe.grid import grid
 from servesim.cli import main
 from servesim.core import Shape
 
 from ...conftest import ROOT
+from ...pseudo_terminal import on_terminal
 from .virtual_time import VirtualTime
 
 SMALL = {"max_rows": 4, "max_tokens": 64, "max_seq_len": 160, "budget": 20.0, "precision": 0.05}
@@ -166,16 +169,9 @@ def test_the_grid_stays_within_its_bounds() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "device/standalone",
-        "device/backend",
-        "device/fake",
-        "device/worker",
-        "probe/grid",
-        "probe/measure",
-        "probe/samples",
-    ],
-)
+    ["device/standalone", "device/backend", "device/fake", "device/worker", "probe/grid", "probe/measure",
+     "probe/samples"],
+)  # fmt: skip
 def test_worker_modules_need_only_python_3_9(name: str) -> None:
     tree = ast.parse((ROOT / "calibrate" / f"{name}.py").read_text(encoding="utf-8"), feature_version=(3, 9))
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level}
@@ -183,19 +179,8 @@ def test_worker_modules_need_only_python_3_9(name: str) -> None:
     assert {str(module).split(".")[0] for module in modules} <= set(sys.stdlib_module_names) | {"numpy", "servesim"}
 
 
-COMMAND = [
-    "calibrate",
-    "probe",
-    "--backend",
-    "fake",
-    "--model",
-    "tiny",
-    "--num-blocks",
-    "64",
-    "--host-blocks",
-    "4",
-    "-q",
-]
+COMMAND = ["calibrate", "probe", "--backend", "fake", "--model", "tiny", "--num-blocks", "64"]
+COMMAND += ["--host-blocks", "4", "-q"]
 GRID = ["--max-rows", "8", "--max-tokens", "64", "--max-seq-len", "200"]
 
 
@@ -227,21 +212,31 @@ def test_ctrl_c_keeps_the_samples(tmp_path: Path) -> None:
 def test_standalone_probe_without_the_package(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("calibrate", "sim", "policies", "traces"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "profiles"))
-    grid_options = ["--max-rows", "8", "--max-tokens", "64", "--max-seq-len", "200", "--budget", "3"]
-    command = [
-        sys.executable,
-        "-I",
-        str(tmp_path / "calibrate" / "device" / "standalone.py"),
-        "--backend",
-        "fake",
-        *grid_options,
-    ]
-    ran = subprocess.run(
-        [*command, "-o", str(tmp_path / "out")], capture_output=True, text=True, cwd=tmp_path, check=True
-    )
+    script = str(tmp_path / "calibrate" / "device" / "standalone.py")
+    command = [sys.executable, "-I", script, "--backend", "fake", *GRID, "--budget", "3", "-o", str(tmp_path / "out")]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
     assert "points precise, 0 failed" in ran.stdout
     other = subprocess.run([*command, "--seed", "1", "-o", str(tmp_path / "out")], capture_output=True, text=True)
     assert (other.returncode, other.stdout) == (2, "")
     assert other.stderr == f"{tmp_path / 'out'}: was probed with seed 0, now 1; use another folder\n"
     assert main(["calibrate", "fit", str(tmp_path / "out")]) == 0
     assert "held-out error  decode" in capsys.readouterr().out
+
+
+def report(**changes: Any) -> dict[str, Any]:
+    return {"known": 0, "points": 50, "samples": 7, "failed": 0, "seconds": 30.0, "left": 90.0, **changes}
+
+
+def test_the_fraction_is_that_of_the_time_or_of_the_points() -> None:
+    assert session.fraction_done(report()) == 0.25
+    assert session.fraction_done(report(known=40)) == 0.8
+    assert session.fraction_done(report(seconds=130.0, left=0.0)) == 1.0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs pseudo-terminals")
+def test_the_bar_moves_on_a_terminal(tmp_path: Path) -> None:
+    words = ["calibrate", "probe", "--backend", "fake", "--budget", "4", "--no-fit", "-o", str(tmp_path / "out")]
+    text = on_terminal([*words, "--max-rows", "4", "--max-tokens", "128", "--precision", "0.01%"], columns=140)
+    shown = [int(number) for number in re.findall(r"probe: +(\d+)%\|", text)]
+    assert len(set(shown)) >= 3 and shown == sorted(shown)
+    assert re.search(r"\d+/\d+ points precise, \d+ samples.*, at most \d+ s left", text)

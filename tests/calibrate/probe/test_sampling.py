@@ -34,7 +34,6 @@ def test_the_times_of_a_device_are_found(monkeypatch: pytest.MonkeyPatch) -> Non
     medians = measure_sampling(device(), 8)
     assert [rows for rows, _ in medians["host"]] == [rows for rows, _ in medians["ops"]] == [1, 2, 4, 8]
     keys = sampling_keys("host", medians)
-    assert keys is not None
     assert keys["used"] == "host"
     for name, term in TERMS.items():
         for rows in (1, 8):

@@ -157,7 +157,6 @@ def test_on_torch_tokens_are_those_of_a_synchronous_run_and_measured_times_give_
         resimulated, calls_matched = resimulate(measured, profile)
         assert calls_matched == len(live["calls"])
         comparison = compare(resimulated, measured)
-        assert comparison.decisions is not None
         assert comparison.decisions.identical
         assert all(abs(row.error or 0.0) < 1e-6 for row in comparison.rows)
     assert answers[False] == answers[True]

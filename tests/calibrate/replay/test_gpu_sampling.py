@@ -1,10 +1,11 @@
-"""The GPU benchmark of sampling on fake backends: it measures both variants, and the simulation agrees with them."""
+"""The GPU benchmarks of sampling and of tokens, without a GPU."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -61,3 +62,16 @@ def test_both_variants_are_measured_and_compared(
     section = json.loads(next(line for line in printed.splitlines() if line.startswith("sampling: "))[10:])
     assert section["used"] == "device"
     assert section["terms"]["host"]["step"] > 2 * section["terms"]["device"]["step"]
+
+
+@pytest.mark.slow
+def test_answers_are_equal_and_the_broken_allocator_is_found(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu_tokens.py"), "--out", str(tmp_path), "--model", "micro"]
+    options = ["--device", "cpu", "--requests", "8", "--sample", "3", "--policies", "stock", "vllm-swap", "vllm-v1"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "broken allocator: found" in done.stdout
+    results = json.loads((tmp_path / "tokens.json").read_text())
+    assert [results["runs"][name]["equal"] for name in ("stock", "vllm-swap", "vllm-v1")] == [3, 3, 3]
+    assert results["broken_allocator_found"] is True

@@ -58,6 +58,7 @@ def test_every_requested_setting_is_in_the_table(
     assert "host" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", ["prefixes", "prefix-burst", "turns", "steps-light", "steps-busy"])
 def test_a_recorded_run_has_the_decisions_of_its_simulation(
     workload: str, scripts: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -144,15 +144,14 @@ SHORT = "answers with fewer tokens than asked count as failed"
 
 
 @pytest.mark.parametrize(
-    ("lengths", "code", "line"),
+    ("api", "lengths", "code", "line"),
     [
-        ([1, 1], 0, None),
-        ([1, 5, 7], 0, f"{SHORT}: 2, with 2 of 12 tokens"),
-        ([5, 7], 1, f"{SHORT}: 2, with 2 of 12 tokens"),
+        ("openai", [1, 1], 0, None),
+        ("llm-serving", [1, 5, 7], 0, f"{SHORT}: 2, with 2 of 12 tokens"),
+        ("openai", [5, 7], 1, f"{SHORT}: 2, with 2 of 12 tokens"),
     ],
     ids=["complete", "some short", "all short"],
 )
-@pytest.mark.parametrize("api", ["openai", "llm-serving"])
 def test_short_answers_are_failed_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], api: str, lengths: list[int], code: int, line: Optional[str]
 ) -> None:

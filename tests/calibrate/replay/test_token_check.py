@@ -116,7 +116,7 @@ def check_policy(session: DeviceSession, policy: str, **settings: Any) -> TokenC
     return check
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", [*EVENTS, "llm-serving", "splitfuse"])
 def test_on_torch_in_float32_all_answers_are_equal(policy: str, torch_session: DeviceSession) -> None:
     check = check_policy(torch_session, policy)
     assert EVENTS.get(policy) in {None, *(event for answer in check.answers for event in answer.events)}

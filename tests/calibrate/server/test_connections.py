@@ -161,7 +161,6 @@ def test_a_long_response_is_not_idle() -> None:
 def test_a_suspended_worker_does_not_keep_the_server_from_stopping() -> None:
     command = [sys.executable, "-m", "servesim", "serve", "--backend", "fake", "--port", "0", "--policy", "vllm"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert server.stdout is not None
     server.stdout.readline()  # it serves
     children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
     workers = [int(pid) for pid in children if "worker.py" in Path(f"/proc/{pid}/cmdline").read_text()]

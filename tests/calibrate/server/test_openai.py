@@ -12,7 +12,6 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
-from servesim.calibrate.server.openai_fields import Generation
 from servesim.calibrate.server.service import Service
 
 from .serving import ENGINE, ask, idle_state, post, raw, service
@@ -113,13 +112,6 @@ def test_the_length_of_an_answer(
 def test_without_a_limit_a_chat_is_longer_than_a_completion(shared_service: Service) -> None:
     assert answer(shared_service, CHAT, {"messages": HELLO})["usage"]["completion_tokens"] == USUAL
     assert answer(shared_service, COMPLETIONS, {"prompt": "x"})["usage"]["completion_tokens"] == 16
-
-
-def test_an_answer_without_a_limit_ends_at_the_context() -> None:
-    asked = Generation(None, 0, False, 1, False, False, False)
-    assert asked.answer(room=100, usual=30) == (30, "stop")
-    assert asked.answer(room=20, usual=30) == (20, "length")
-    assert asked.answer(room=-5, usual=30) == (1, "length")  # the engine rejects the prompt
 
 
 def test_an_answer_without_a_limit_fits_into_the_blocks() -> None:

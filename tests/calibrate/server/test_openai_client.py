@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 pytest.importorskip("aiohttp")
 openai = pytest.importorskip("openai", reason="the openai client is not installed: pip install '.[dev]' in the clone")
 
-from .serving import idle_state, service  # noqa: E402
+from .serving import service  # noqa: E402
 
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "what is new today"}]
 
@@ -54,17 +53,6 @@ def test_streamed_chat(client: Any) -> None:
     assert last.usage == whole.usage
 
 
-def test_completions_of_several_prompts(client: Any) -> None:
-    found = client.completions.create(model="fake", prompt=["a b", "c"], n=2, max_tokens=3)
-    assert [choice.index for choice in found.choices] == [0, 1, 2, 3]
-    stream = client.completions.create(model="fake", prompt=["a b", "c"], n=2, max_tokens=3, stream=True)
-    texts = dict.fromkeys(range(4), "")
-    for piece in stream:
-        texts[piece.choices[0].index] += piece.choices[0].text
-    assert list(texts.values()) == [choice.text for choice in found.choices]
-    assert client.completions.create(model="fake", prompt=[1, 2, 3], max_tokens=None).usage.prompt_tokens == 3
-
-
 def test_errors_are_those_of_openai(client: Any, address: str) -> None:
     with pytest.raises(openai.NotFoundError, match="The model `gpt-4` does not exist") as missing:
         client.chat.completions.create(model="gpt-4", messages=MESSAGES)
@@ -76,24 +64,3 @@ def test_errors_are_those_of_openai(client: Any, address: str) -> None:
         pytest.raises(openai.AuthenticationError),
     ):
         other.models.list()
-
-
-def test_a_stream_that_the_client_closes_is_aborted() -> None:
-    async def read_two(url: str) -> list[str]:
-        async with openai.AsyncOpenAI(base_url=url, api_key="x", max_retries=0) as client:
-            stream = await client.chat.completions.create(
-                model="fake", messages=MESSAGES, stream=True, n=3, max_tokens=150
-            )
-            texts = []
-            async for piece in stream:
-                texts.append(piece.choices[0].delta.content)
-                if len(texts) == 2:
-                    await stream.close()
-                    break
-            return texts
-
-    with service(cost={"base": 0.05}) as served:
-        assert len(asyncio.run(read_two(f"http://127.0.0.1:{served.port}/v1"))) == 2
-        state = idle_state(served)
-        assert state["served"] == 0
-        assert state["free_blocks"] == state["total_blocks"]

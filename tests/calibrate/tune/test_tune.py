@@ -58,7 +58,6 @@ def test_from_a_wrong_profile_the_true_winner_is_found_in_three_rounds(
 ) -> None:
     file, folder = write_sweep(tmp_path, sweep_tree()), tmp_path / "tuned"
     truth = true_summary(file, TRUE_COST, tmp_path / "truth")
-    assert truth.winner is not None
     assert main(["tune", str(file), "-o", str(folder), "--draws", "8", *FAKE]) == 0
     out = capsys.readouterr().out
     rounds = list(csv.DictReader((folder / "rounds.csv").open()))
@@ -86,12 +85,14 @@ def test_on_random_devices_the_winner_is_within_half_a_percent(tmp_path: Path, s
     file = write_sweep(tmp_path, sweep_tree(cheap_decodes(cost, factor), rate=20.0 + 10 * seed, requests=30))
     truth = true_summary(file, cost, tmp_path / "truth")
     result = tune(file, VirtualTarget(cost), tmp_path / "tuned")
-    assert result.summary.winner is not None
     assert len(result.rounds) <= 4
     assert regret(truth, result.summary.winner.config) < 0.005
 
 
-@pytest.mark.parametrize(("seed", "rate", "metric"), [(105, 100.0, "makespan"), (108, 40.0, "mean_e2el_ms")])
+@pytest.mark.parametrize(
+    ("seed", "rate", "metric"),
+    [(105, 100.0, "makespan"), pytest.param(108, 40.0, "mean_e2el_ms", marks=pytest.mark.slow)],
+)
 def test_measured_values_decide_between_measured_configurations(
     tmp_path: Path, seed: int, rate: float, metric: str
 ) -> None:
@@ -102,7 +103,6 @@ def test_measured_values_decide_between_measured_configurations(
     file = write_sweep(tmp_path, sweep_tree(cheap_decodes(cost), rate, params=params, objectives=[metric]))
     truth = true_summary(file, cost, tmp_path / "truth")
     result = tune(file, VirtualTarget(cost), tmp_path / "tuned")
-    assert result.summary.winner is not None
     assert regret(truth, result.summary.winner.config) < 0.005
     measured = {m.config: m.metrics[metric] for row in result.rounds for m in row.measured}
     assert result.rounds[-1].leader.mean(metric) == pytest.approx(min(measured.values()), rel=0.005)
@@ -158,7 +158,6 @@ def test_a_right_profile_is_confirmed_by_one_round_of_measurements(tmp_path: Pat
     file = write_sweep(tmp_path, sweep_tree(TRUE_COST))
     result = tune(file, VirtualTarget(TRUE_COST), tmp_path / "tuned")
     first = result.rounds[0]
-    assert first.correction is not None
     assert first.correction.factors == pytest.approx((1.0, 1.0), abs=1e-6)
     assert first.objective_error < 1e-6
     assert result.rounds[-1].leader.config == first.leader.config

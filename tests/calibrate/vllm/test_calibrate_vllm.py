@@ -38,7 +38,6 @@ def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def child_is_gone(log: Path) -> bool:
     """Whether the child process of the server, whose number is in its log, has ended."""
     found = re.search(r"child (\d+)", log.read_text(encoding="utf-8"))
-    assert found is not None
     for _ in range(50):
         try:
             state = Path(f"/proc/{found[1]}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
@@ -82,7 +81,6 @@ def test_a_server_of_the_user_is_calibrated_and_still_runs(
         command, env={**os.environ, "SERVESIM_STEPS": str(steps)}, stdout=subprocess.PIPE, text=True
     )
     try:
-        assert server.stdout is not None
         child = server.stdout.readline().split()[1]
         for _ in range(100):
             if steps.exists() and steps.stat().st_size:
@@ -127,7 +125,6 @@ def test_a_killed_command_leaves_no_server(vllm: Path, tmp_path: Path) -> None:
             break
         time.sleep(0.1)
     server = re.search(r"child (\d+)", (out / "server.log").read_text(encoding="utf-8"))
-    assert server is not None
     parent = int(Path(f"/proc/{server[1]}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
     process.kill()
     process.wait()

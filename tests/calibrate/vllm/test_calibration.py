@@ -61,7 +61,6 @@ def compared(fitted: FittedServer, recordings: Path, profile: Profile) -> Replay
 def test_a_load_that_was_not_fitted_is_predicted(fitted: FittedServer, recordings: Path) -> None:
     """Measured on an idle machine, at another rate than the fitted loads."""
     replayed = compared(fitted, recordings, fitted.profile)
-    assert replayed.comparison is not None
     errors = {metric: replayed.comparison.row(metric).error for metric in METRICS}
     assert all(error is not None and abs(error) < 0.06 for error in errors.values()), errors
     assert dominant_cause(fitted, replayed) is None

@@ -69,7 +69,6 @@ def check_turns(requests: list[ClientRequest], turn_before: dict[Any, ClientRequ
         before = turn_before.get(request.id)
         if before is None:
             continue
-        assert request.content is not None and before.content is not None
         pieces = [*before.content.pieces, (before.content.answer, before.output)]
         assert request.content.pieces[:-1] == pieces
         assert request.content.pieces[-1][0] == f"prompt:{request.id}"
@@ -130,7 +129,6 @@ def test_copies_and_mixes_do_not_share_their_texts() -> None:
     workload = {**WORKLOAD, "requests": 50, "prefixes": {"count": 3, "tokens": 100}, "sessions": {"turns": 2}}
     one = synthesise(workload, 0)
     reuse = prefix_reuse(one)
-    assert reuse is not None
     for several in (repeat(one, 3), merge([one, one]), synthesise({"mix": [workload, workload]}, 0)):
         copies = prefix_reuse(several)
         assert copies is not None and copies["seen_blocks"] == pytest.approx(reuse["seen_blocks"], abs=0.05)

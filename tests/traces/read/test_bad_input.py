@@ -136,7 +136,6 @@ def check_load(data: bytes, name: str = "trace") -> None:
         except BadInput as bad:
             complaint = str(bad)
     if trace is None:
-        assert complaint is not None
         assert complaint.startswith(f"{path}: row ")
         assert "\n" not in complaint
         assert len(complaint) < 1000
@@ -179,44 +178,12 @@ json_values = st.recursive(
     max_leaves=4,
 )
 KEYS = [
-    "timestamp",
-    "input_length",
-    "output_length",
-    "hash_ids",
-    "session_id",
-    "delay",
-    "turns",
-    "text",
-    "messages",
-    "payload",
-    "extra",
-    "body",
-    "completion_tokens",
-    "conversations",
-    "prompt",
-    "output_tokens",
-    "prompt_tokens",
-    "arrival_s",
-    "id",
-    "follows",
-    "arrival_time_ns",
-    "sub_requests",
-    "input_toks",
-    "output_toks",
-    "event",
-    "event_type",
-    "request",
-    "schema",
-    "chat_id",
-    "parent_chat_id",
-    "StartTimeOffset",
-    "ContextTokens",
-    "GeneratedTokens",
-    "input",
-    "resp_text",
-    "res_time",
-    "priority",
-]
+    "timestamp", "input_length", "output_length", "hash_ids", "session_id", "delay", "turns", "text", "messages",
+    "payload", "extra", "body", "completion_tokens", "conversations", "prompt", "output_tokens", "prompt_tokens",
+    "arrival_s", "id", "follows", "arrival_time_ns", "sub_requests", "input_toks", "output_toks", "event",
+    "event_type", "request", "schema", "chat_id", "parent_chat_id", "StartTimeOffset", "ContextTokens",
+    "GeneratedTokens", "input", "resp_text", "res_time", "priority",
+]  # fmt: skip
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])

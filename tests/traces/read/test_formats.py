@@ -37,166 +37,78 @@ def count_words(text: str) -> int:
     return len(text.split())
 
 
-DYNAMO = {"schema": "dynamo.request.trace.v1", "event_type": "request_end"}
 BLIS = "request_id,session_id,input_tokens,output_tokens,arrival_time_us,send_time_us,status\n"
-TURN = {"from": "human", "value": "one two three"}
-ANSWER = {"from": "gpt", "value": "four five"}
+CHAT = '[{"id": "x", "conversations": [{"from": "human", "value": "one two three"}, {"from": "gpt", "value": "4 5"}]}]'
+ANSWER = '"input": "one two three", "resp_text": " four five"'
+HASHES = '"input_length": {}, "output_length": 7, "hash_ids": [5, 6]'
+AIPERF = """{"metadata": {"x_request_id": "x", "request_start_ns": 1759813207532900363}, "error": null, "metrics": {
+"input_sequence_length": {"value": 31, "unit": "tokens"}, "output_sequence_length": {"value": 7, "unit": "tokens"},
+"time_to_first_token": {"value": 80.0, "unit": "ms"}, "request_latency": {"value": 500.0, "unit": "ms"}}}""".replace(
+    "\n", " "
+)
+GUIDELLM = """{"benchmarks": [{"requests": {"errored": [], "incomplete": [], "successful": [
+{"request_id": "x", "request_start_time": 1.7e9, "request_latency": 0.5, "time_to_first_token_ms": 80.0,
+"prompt_tokens": 31, "output_tokens": 7}]}}]}""".replace("\n", " ")
+VLLM_BENCH = """{"input_lens": [8, 31], "output_lens": [2, 7], "ttfts": [0.1, 0.2], "errors": ["", ""],
+"itls": [[0.1], [0.1, 0.1, 0.1, 0.1, 0.1, 0.1]], "start_times": [9.5, 9.0]}""".replace("\n", " ")
+DYNAMO = """{"schema": "dynamo.request.trace.v1", "event_type": "request_end",
+"request": {"request_received_ms": 1600000000000, "input_tokens": 31, "output_tokens": 7}}""".replace("\n", " ")
+EVALSCOPE = '{"timestamp": 20.5, "body": {"messages": [{"role": "user", "content": "a b c"}], "max_tokens": 7}}'
+TURNS = """{"session_id": "q", "timestamp": 400, "input_length": 31, "output_length": 7}
+{"session_id": "q", "delay": 200, "input_length": 40, "output_length": 2}"""
+BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+3,GPT-4,31,7,38,API log\n9,GPT-4,8,0,8,API log\n"""
+LOG_OF_ONE = f"""2025-02-03 04:05:06,000 - a.log - INFO - Start send request, avg interval is 1.0
+2025-02-03 04:05:06,010 - a.log - INFO - poisson random interval time is 1.0s
+2025-02-03 04:05:07,010 - a.log - INFO - {{{ANSWER}, "res_time": 1.0, "first_token_time": 0.3}}
+""".replace('"', "'")
+ONE = [(0.0, 31, 7)]
 
 # format -> file name, text, expected (arrival, prompt, output) per request
-SAMPLES = {
+SAMPLES: dict[str, tuple[str, str, list[tuple[Any, int, int]]]] = {
     "servesim": (
-        "a.csv",
-        "arrival_s,prompt_tokens,output_tokens\n0.25,31,7\n0.75,8,2\n",
-        [(0.25, 31, 7), (0.75, 8, 2)],
+        "a.csv", "arrival_s,prompt_tokens,output_tokens\n0.25,31,7\n0.75,8,2\n", [(0.25, 31, 7), (0.75, 8, 2)],
     ),
     "vidur": ("a.csv", "arrived_at,num_prefill_tokens,num_decode_tokens\n0.25,31,7\n", [(0.25, 31, 7)]),
-    "vidur-lengths": ("a.csv", "num_prefill_tokens,num_decode_tokens\n31,7\n8,2\n", [(0.0, 31, 7), (0.0, 8, 2)]),
+    "vidur-lengths": ("a.csv", "num_prefill_tokens,num_decode_tokens\n31,7\n8,2\n", [*ONE, (0.0, 8, 2)]),
     "azure": (
         "a.csv",
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-03-01 07:00:00.5,31,7\n2024-03-01 07:00:02.75,8,2\n",
-        [(0.0, 31, 7), (2.25, 8, 2)],
+        [*ONE, (2.25, 8, 2)],
     ),
-    "burstgpt": (
-        "a.csv",
-        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n3,GPT-4,31,7,38,API log\n"
-        "9,GPT-4,8,0,8,API log\n",
-        [(3.0, 31, 7)],
-    ),
+    "burstgpt": ("a.csv", BURSTGPT, [(3.0, 31, 7)]),
     "splitwise": (
-        "a.csv",
-        "request_id,arrival_timestamp,batch_size,prompt_size,token_size\n0,2.5,1,31,7\n",
-        [(2.5, 31, 7)],
+        "a.csv", "request_id,arrival_timestamp,batch_size,prompt_size,token_size\n0,2.5,1,31,7\n", [(2.5, 31, 7)],
     ),
     "blis": ("a.csv", f"{BLIS}0,,31,7,2000000,0,ok\n1,,8,2,3000000,3250000,ok\n", [(2.0, 31, 7), (3.25, 8, 2)]),
     "blis-header": ("a_header.yaml", "trace_version: 2\ntime_unit: us\n", [(2.0, 31, 7)]),
     "bailian": (
-        "a.jsonl",
-        jsonl(
-            {
-                "chat_id": 6,
-                "parent_chat_id": -1,
-                "timestamp": 1.5,
-                "input_length": 31,
-                "output_length": 7,
-                "hash_ids": [4, 9],
-            }
-        ),
-        [(1.5, 31, 7)],
+        "a.jsonl", f'{{"chat_id": 6, "parent_chat_id": -1, "timestamp": 1.5, {HASHES.format(31)}}}', [(1.5, 31, 7)],
     ),
     "llmservingsim": (
-        "a.jsonl",
-        jsonl({"input_toks": 31, "output_toks": 7, "arrival_time_ns": 250_000_000}),
-        [(0.25, 31, 7)],
+        "a.jsonl", '{"input_toks": 31, "output_toks": 7, "arrival_time_ns": 250000000}', [(0.25, 31, 7)],
     ),
     "apex": (
-        "a.jsonl",
-        jsonl({"RequestID": 3, "StartTimeOffset": 750_000_000, "ContextTokens": 31, "GeneratedTokens": 7}),
+        "a.jsonl", '{"RequestID": 3, "StartTimeOffset": 750000000, "ContextTokens": 31, "GeneratedTokens": 7}',
         [(0.75, 31, 7)],
     ),
-    "dynamo": (
-        "a.jsonl",
-        jsonl(
-            {**DYNAMO, "request": {"request_received_ms": 1_600_000_000_000, "input_tokens": 31, "output_tokens": 7}}
-        ),
-        [(0.0, 31, 7)],
-    ),
-    "evalscope": (
-        "a.jsonl",
-        jsonl({"timestamp": 20.5, "body": {"messages": [{"role": "user", "content": "a b c"}], "max_tokens": 7}}),
-        [(0.0, 3, 7)],
-    ),
-    "aiperf": (
-        "a.jsonl",
-        jsonl(
-            {"session_id": "q", "timestamp": 400, "input_length": 31, "output_length": 7},
-            {"session_id": "q", "delay": 200, "input_length": 40, "output_length": 2},
-        ),
-        [(0.4, 31, 7), (pytest.approx(0.6), 40, 2)],
-    ),
-    "mooncake": (
-        "a.jsonl",
-        jsonl({"timestamp": 1250, "input_length": 600, "output_length": 7, "hash_ids": [5, 6]}),
-        [(1.25, 600, 7)],
-    ),
-    "timed-trace": (
-        "a.jsonl",
-        jsonl({"timestamp": 1.25, "input_length": 31, "output_length": 7, "hash_ids": [5, 6]}),
-        [(1.25, 31, 7)],
-    ),
-    "guidellm": ("a.jsonl", jsonl({"timestamp": 1.25, "input_length": 31, "output_length": 7}), [(1.25, 31, 7)]),
-    "vllm-bench": (
-        "a.json",
-        json.dumps(
-            {
-                "input_lens": [8, 31],
-                "output_lens": [2, 7],
-                "ttfts": [0.1, 0.2],
-                "itls": [[0.1], [0.1] * 6],
-                "start_times": [9.5, 9.0],
-                "errors": ["", ""],
-            }
-        ),
-        [(0.0, 31, 7), (0.5, 8, 2)],
-    ),
-    "guidellm-results": (
-        "a.json",
-        json.dumps(
-            {
-                "benchmarks": [
-                    {
-                        "requests": {
-                            "successful": [
-                                {
-                                    "request_id": "x",
-                                    "request_start_time": 1.7e9,
-                                    "request_latency": 0.5,
-                                    "time_to_first_token_ms": 80.0,
-                                    "prompt_tokens": 31,
-                                    "output_tokens": 7,
-                                }
-                            ],
-                            "errored": [],
-                            "incomplete": [],
-                        }
-                    }
-                ]
-            }
-        ),
-        [(0.0, 31, 7)],
-    ),
-    "aiperf-results": (
-        "a.jsonl",
-        jsonl(
-            {
-                "metadata": {"x_request_id": "x", "request_start_ns": 1759813207532900363},
-                "metrics": {
-                    "input_sequence_length": {"value": 31, "unit": "tokens"},
-                    "output_sequence_length": {"value": 7, "unit": "tokens"},
-                    "time_to_first_token": {"value": 80.0, "unit": "ms"},
-                    "request_latency": {"value": 500.0, "unit": "ms"},
-                },
-                "error": None,
-            }
-        ),
-        [(0.0, 31, 7)],
-    ),
-    "sharegpt": ("a.json", json.dumps([{"id": "x", "conversations": [TURN, ANSWER]}]), [(0.0, 3, 2)]),
-    "custom": ("a.jsonl", jsonl({"prompt": "one two three", "output_tokens": 7}), [(0.0, 3, 7)]),
+    "dynamo": ("a.jsonl", DYNAMO, ONE),
+    "evalscope": ("a.jsonl", EVALSCOPE, [(0.0, 3, 7)]),
+    "aiperf": ("a.jsonl", TURNS, [(0.4, 31, 7), (pytest.approx(0.6), 40, 2)]),
+    "mooncake": ("a.jsonl", f'{{"timestamp": 1250, {HASHES.format(600)}}}', [(1.25, 600, 7)]),
+    "timed-trace": ("a.jsonl", f'{{"timestamp": 1.25, {HASHES.format(31)}}}', [(1.25, 31, 7)]),
+    "guidellm": ("a.jsonl", '{"timestamp": 1.25, "input_length": 31, "output_length": 7}', [(1.25, 31, 7)]),
+    "vllm-bench": ("a.json", VLLM_BENCH, [*ONE, (0.5, 8, 2)]),
+    "guidellm-results": ("a.json", GUIDELLM, ONE),
+    "aiperf-results": ("a.jsonl", AIPERF, ONE),
+    "sharegpt": ("a.json", CHAT, [(0.0, 3, 2)]),
+    "custom": ("a.jsonl", '{"prompt": "one two three", "output_tokens": 7}', [(0.0, 3, 7)]),
     # The server adds one token to every prompt: 3 words are 4 tokens.
     "performance-serving-result": (
-        "a.json",
-        json.dumps([{"input": "one two three", "resp_text": " four five", "res_time": 0.5, "first_token_time": 0.2}]),
-        [(0.0, 4, 2)],
+        "a.json", f'[{{{ANSWER}, "res_time": 0.5, "first_token_time": 0.2}}]', [(0.0, 4, 2)],
     ),
-    "performance-serving-log": (
-        "a.txt",
-        "2025-02-03 04:05:06,000 - a.log - INFO - Start send request, avg interval is 1.0\n"
-        "2025-02-03 04:05:06,010 - a.log - INFO - poisson random interval time is 1.0s\n"
-        "2025-02-03 04:05:07,010 - a.log - INFO - {'input': 'one two three', 'resp_text': ' four five', "
-        "'res_time': 1.0, 'first_token_time': 0.3}\n",
-        [(0.0, 4, 2)],
-    ),
-}
+    "performance-serving-log": ("a.txt", LOG_OF_ONE, [(0.0, 4, 2)]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("format", SAMPLES)
@@ -227,18 +139,6 @@ def test_a_servegen_client_has_its_rate_and_its_lengths(tmp_path: Path) -> None:
     assert triples(trace) != triples(load(trace_file, seed=4))
 
 
-def check_servegen(folder: Path) -> None:
-    """Assert the rate and the lengths of the ServeGen example."""
-    trace = load(folder / "servegen_chunk-0-trace.csv", seed=3)
-    assert len(trace) == 900  # 1.5 per second in the window from 600 to 1200 s
-    assert trace.requests[0].arrival >= 600
-    assert trace.requests[-1].arrival < 1200
-    assert {request.prompt for request in trace.requests} == {100, 200}
-    assert {request.output for request in trace.requests} == {10}
-    assert triples(trace) == triples(load(folder / "servegen_chunk-0-dataset.json", seed=3))
-    assert triples(trace) != triples(load(folder / "servegen_chunk-0-trace.csv", seed=4))
-
-
 def test_servesim_csv_fills_every_field_of_a_request(tmp_path: Path) -> None:
     path = write(
         tmp_path,
@@ -255,11 +155,6 @@ def test_servesim_csv_fills_every_field_of_a_request(tmp_path: Path) -> None:
     assert (second.content, second.follows, second.think_time, second.fails_at_token) == (None, "a", 0.25, None)
 
 
-def test_generated_tokens_are_the_output_and_output_tokens_the_limit(tmp_path: Path) -> None:
-    path = write(tmp_path, "arrival_s,prompt_tokens,output_tokens,generated_tokens\n0,21,52,40\n1,32,3,\n")
-    assert [(r.output, r.limit) for r in load(path).requests] == [(40, 52), (3, 3)]
-
-
 def test_short_column_names_are_servesim_format_too(tmp_path: Path) -> None:
     assert triples(load(write(tmp_path, "arrival,prompt,output\n0.045610,378,327\n"))) == [(0.04561, 378, 327)]
 
@@ -269,21 +164,6 @@ def test_lengths_without_arrivals_arrive_at_0_with_a_note(tmp_path: Path) -> Non
     assert triples(trace) == [(0.0, 5, 6), (0.0, 7, 8)]
     assert not trace.timed
     assert "no arrival times" in trace.remarks()[0]
-
-
-def test_servesim_jsonl_holds_the_same_as_csv(tmp_path: Path) -> None:
-    rows = jsonl(
-        {"arrival_s": 0.5, "prompt_tokens": 20, "output_tokens": 8, "hash_ids": [1, 2], "session_id": "s"},
-        {"arrival_s": 1, "prompt_tokens": 11, "output_tokens": 9, "priority": 3},
-    )
-    first, second = load(write(tmp_path, rows)).requests
-    assert (first.arrival, first.content, first.session, first.priority) == (
-        0.5,
-        content_of_ids([1, 2], 16, 20),
-        "s",
-        0,
-    )
-    assert (second.arrival, second.content, second.session, second.priority) == (1.0, None, None, 3)
 
 
 def test_gzip_is_detected_with_any_file_name(tmp_path: Path) -> None:
@@ -392,12 +272,6 @@ def test_azure_2025_has_one_more_column_and_mixed_time_zones(tmp_path: Path) -> 
         "2025-01-01T01:00:01+01:00,2,7,8\n"
     )
     assert triples(load(write(tmp_path, text))) == [(0.0, 5, 6), (1.0, 7, 8)]
-
-
-def test_vidur_length_pairs_have_no_arrivals(tmp_path: Path) -> None:
-    text = "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n9,3,12,3.0\n"
-    trace = load(write(tmp_path, text))
-    assert (trace.format, triples(trace), trace.timed) == ("vidur-lengths", [(0.0, 9, 3)], False)
 
 
 def test_burstgpt_version_3_is_read_by_column_name_and_failures_are_skipped(tmp_path: Path) -> None:
@@ -574,12 +448,6 @@ def test_rows_out_of_order_are_sorted_with_a_note_but_refused_in_servesim_files(
     with pytest.raises(BadInput, match=r"row 3: arrival 1 s after a row with 2 s.*sim trace convert"):
         load(servesim_file)
     assert triples(load(servesim_file, sort=True)) == [(1.0, 7, 8), (2.0, 5, 6)]
-
-
-def test_a_follower_of_a_dropped_request_follows_its_predecessor(tmp_path: Path) -> None:
-    text = "arrival_s,prompt_tokens,output_tokens,id,follows,think_time_s\n1,5,6,0,,\n,5,0,1,0,2\n,5,6,2,1,3\n"
-    first, second = load(write(tmp_path, text)).requests
-    assert (second.id, second.follows, second.think_time, second.arrival) == (2, first.id, 5.0, 6.0)
 
 
 def test_limit_and_window_select_requests(tmp_path: Path) -> None:
