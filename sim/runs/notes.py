@@ -30,7 +30,7 @@ PHRASES = {
     "unused prefixes": "prompts of the trace share prefixes, but the run has no prefix cache: an unlimited one would "
     "hit {hits:.1f} % of the {blocks:,} prompt blocks",
     "lengths only": "the prefix cache is on, but the trace has only the lengths of its prompts: none shares a prefix "
-    "with another one. If the prompts of the server do, its TTFT is shorter",
+    "with another one. If the prompts of the server do, its TTFT is lower",
     "outside range": "outside the measured range of the profile: {sizes}",
     "stuck run": "the engine gets {reason}",  # of Stuck
     "other setting": "{setting}: the server has {server}, but {simulated} is simulated",
