@@ -32,7 +32,7 @@ PHRASES = {
     "several answers": "{engine}: several answers to a request (n > 1) are not reproduced; each runs as a request "
     "of its own",
     "lengths only": "the prefix cache is on, but the trace has only the lengths of its prompts: none shares a prefix "
-    "with another one. If the prompts of the server do, its TTFT is shorter",
+    "with another one. If the prompts of the server do, its TTFT is lower",
     "outside range": "outside the measured range of the profile: {sizes}",
     "stuck run": "the engine gets {reason}",  # of Stuck
     "other setting": "{setting}: the server has {server}, but {simulated} is simulated",
