@@ -99,6 +99,19 @@ class HeldDecodes:
         self.decision, self.end = decision, end
         return ran
 
+    def advance_one(self) -> float:
+        """Run one further step, whose blocks are there. Return its seconds."""
+        index = self._index
+        self.free -= self._offsets[index]
+        self._index = (index or len(self._offsets)) - 1
+        self._free_sum += self.free
+        self.context += self.live
+        seconds = self.fixed + self.cost.slope * self.context
+        end = self.end + seconds
+        self.decision = self.end if self._overlaps else end
+        self.end = end
+        return seconds
+
     @property
     def lacks_blocks(self) -> bool:
         """Whether the blocks of the next step are missing."""
@@ -227,7 +240,7 @@ class FastForward(HeldSteps):
         """
         gaps, held, further = self.server.token_gaps, self._held, 0
         cost, live = held.cost, held.live
-        in_flight = 1 if self.server.overlaps else 0
+        in_flight, seconds = 1 if self.server.overlaps else 0, 0.0
         while further < limit:
             if held.decision >= held.horizon:
                 if self._learns:
@@ -235,25 +248,22 @@ class FastForward(HeldSteps):
                 limit = self._receive_arrivals(until, further + 1, limit)
                 if further >= limit or held.decision >= held.horizon:
                     break
-            context = held.context
+            if held.lacks_blocks or (self._learns and not self._learn(held.decision)):
+                break
             if cost.linear and not self._learns:
-                count = limit - further
-                ran = held.advance(count)
+                context = held.context
+                ran = held.advance(limit - further)
                 gaps.add_linear(held.fixed, cost.slope, context, live, ran - in_flight)
-            else:
-                count, last = 1, held.fixed + cost.slope * context
-                if held.lacks_blocks or (self._learns and not self._learn(held.decision)):
-                    break
-                if not cost.linear:
-                    held.fixed = self._seconds(cost, live, context + live)
-                ran = held.advance(1)
-                if ran and in_flight and further:
-                    gaps.add(last, live)
-                elif ran and not in_flight:
-                    gaps.add(held.fixed + cost.slope * held.context, live)
-            further += ran
-            if ran < count and held.decision < held.horizon:
-                break  # the next step lacks blocks
+                further += ran
+                continue
+            if in_flight and further:  # the step before returns
+                gaps.add(seconds, live)
+            if not cost.linear:
+                held.fixed = self._seconds(cost, live, held.context + live)
+            seconds = held.advance_one()
+            if not in_flight:
+                gaps.add(seconds, live)
+            further += 1
         return further
 
     def _next_step(self, step: Step) -> Step:
