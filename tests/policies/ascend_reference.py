@@ -77,21 +77,17 @@ class AscendScheduler(V1):
         while index < len(self.running) and len(scheduled) < self.knobs["max_num_batched_tokens"]:
             job = self.running[index]
             while self.blocks(job.length) - job.held > self.free:
-                victim = self.running.pop()
-                self.drop(victim)
-                self.waiting.appendleft(victim)
-                if victim is job:
+                if self.preempt(scheduled) is job:
                     return
             self.take(job, 1)
             scheduled[job] = 1
             index += 1
 
-    def drop(self, job: Job) -> None:
-        self.free += job.held
-        job.held = job.computed = 0
-        job.prefill = True
-        job.preemptions += 1
-        self.preempted.append([job.id, "recompute"])
+    def preempt(self, scheduled: dict[Job, int]) -> Job:
+        victim = self.running.pop()
+        self.drop(victim)
+        self.waiting.appendleft(victim)
+        return victim
 
 
 class EnhancedScheduler(AscendScheduler):
@@ -121,27 +117,18 @@ class EnhancedScheduler(AscendScheduler):
     def put_back(self, skipped: list[Job]) -> None:
         self.waiting.extendleft(skipped)
 
-    def decode(self, scheduled: dict[Job, int]) -> None:
+    def preempt(self, scheduled: dict[Job, int]) -> Job:
         if self.knobs["policy"] == "fcfs":
-            super().decode(scheduled)
-            return
-        index = 0
-        while index < len(self.running) and len(scheduled) < self.knobs["max_num_batched_tokens"]:
-            job = self.running[index]
-            while self.blocks(job.length) - job.held > self.free:
-                victim = max(self.running, key=lambda other: (other.priority, other.arrival))
-                self.running.remove(victim)
-                self.drop(victim)
-                self.waiting.append(victim)
-                if victim in scheduled:
-                    victim.prefill = False  # the worker still computes its token
-                    self.late.append(victim)
-                    self.ids.add(victim.id)
-                if victim is job:
-                    return
-            self.take(job, 1)
-            scheduled[job] = 1
-            index += 1
+            return super().preempt(scheduled)
+        victim = max(self.running, key=lambda other: (other.priority, other.arrival))
+        self.running.remove(victim)
+        self.drop(victim)
+        self.waiting.append(victim)
+        if victim in scheduled:
+            victim.prefill = False  # the worker still computes its token
+            self.late.append(victim)
+            self.ids.add(victim.id)
+        return victim
 
     def execute(self) -> None:
         self.now += self.cost["per_decode_seq"] * len(self.late)
@@ -168,26 +155,14 @@ class ShortFirst(V1):
         if self.preempted:
             self.pinned = None
 
-    def admit(self, scheduled: dict[Job, int], budget: int, threshold: int) -> None:
-        knobs = self.knobs
-        while self.waiting and budget > 0 and len(self.running) < knobs["max_num_seqs"]:
-            lanes = self.lanes()
-            self.pinned = self.choose(lanes) if self.pinned is None else self.pinned
-            job = lanes[self.pinned][0]
-            n = min(job.length, threshold) if threshold else job.length
-            if not knobs["enable_chunked_prefill"] and n > budget:
-                break
-            n = min(n, budget)
-            watermark = int(knobs.get("watermark", 0.0) * (self.total + 1)) if self.running else 0
-            whole = knobs["scheduler_reserve_full_isl"]
-            if self.blocks(job.length if whole else n) + watermark > self.free:
-                break
-            self.waiting.remove(job)
-            self.pinned = None
-            self.take(job, n)
-            self.running.append(job)
-            scheduled[job] = n
-            budget -= n
+    def head(self) -> Job:
+        lanes = self.lanes()
+        self.pinned = self.choose(lanes) if self.pinned is None else self.pinned
+        return lanes[self.pinned][0]
+
+    def start(self, job: Job) -> None:
+        super().start(job)
+        self.pinned = None
 
     def lanes(self) -> list[list[Job]]:
         lanes: list[list[Job]] = [[], [], []]
@@ -289,7 +264,7 @@ class BatchJobs(V1):
         self.counted: dict[str, int] = {}
         self.samples: dict[str, list[int]] = {}
         self.seen: set[Job] = set()  # that wait and are counted
-        self.head: Optional[Job] = None
+        self.first: Optional[Job] = None
 
     def name(self, job: Job) -> str:
         return job.id.partition("#job_name[")[2].partition("]")[0]
@@ -318,30 +293,16 @@ class BatchJobs(V1):
             if job.finish is not None and self.knobs["stop_by_eos"] and job.length < self.knobs["max_model_len"]:
                 self.samples.setdefault(self.name(job), []).append(job.generated)
 
-    def admit(self, scheduled: dict[Job, int], budget: int, threshold: int) -> None:
-        knobs = self.knobs
-        while self.waiting and budget > 0 and len(self.running) < knobs["max_num_seqs"]:
-            wanted = sum(map(self.wanted, self.running)) + knobs["reserve_margin_blocks"]
-            tokens = (self.free - min(wanted, knobs["reserve_max_blocks"])) * self.block_size
-            if tokens <= 0:
-                break
-            job = self.head = self.head or self.choose(tokens)
-            n = min(job.length, threshold) if threshold else job.length
-            if n > budget and not knobs["enable_chunked_prefill"]:
-                break
-            n = min(n, budget)
-            watermark = int(knobs.get("watermark", 0.0) * (self.total + 1)) if self.running else 0
-            if self.blocks(job.length if knobs["scheduler_reserve_full_isl"] else n) + watermark > self.free:
-                break
-            self.remove(job)
-            self.take(job, n)
-            self.running.append(job)
-            scheduled[job] = n
-            budget -= n
+    def head(self) -> Optional[Job]:
+        wanted = sum(map(self.wanted, self.running)) + self.knobs["reserve_margin_blocks"]
+        tokens = (self.free - min(wanted, self.knobs["reserve_max_blocks"])) * self.block_size
+        if tokens > 0:
+            self.first = self.first or self.choose(tokens)
+        return self.first if tokens > 0 else None
 
-    def remove(self, job: Job) -> None:
-        self.head = None
-        self.waiting.remove(job)
+    def start(self, job: Job) -> None:
+        super().start(job)
+        self.first = None
         self.seen.remove(job)
         for name, jobs in list(self.names.items()):
             if job in jobs:

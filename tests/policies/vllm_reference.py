@@ -156,11 +156,7 @@ class V1(Engine):
                 if victim in scheduled:
                     budget += scheduled.pop(victim)
                     index -= 1
-                self.free += victim.held
-                victim.held = victim.computed = 0
-                victim.prefill = True
-                victim.preemptions += 1
-                self.preempted.append([victim.id, "recompute"])
+                self.drop(victim)
                 self.waiting.appendleft(victim)
                 if victim is job:
                     stop = True
@@ -180,16 +176,29 @@ class V1(Engine):
                 job.prefill = False
         self.batch = [[job, n] for job, n in scheduled.items()]
 
+    def drop(self, job: Job) -> None:
+        self.free += job.held
+        job.held = job.computed = 0
+        job.prefill = True
+        job.preemptions += 1
+        self.preempted.append([job.id, "recompute"])
+
     def take(self, job: Job, n: int) -> None:
         need = max(0, self.blocks(job.computed + n) - job.held)
         job.held += need
         self.free -= need
         assert self.free >= 0
 
+    def head(self) -> Optional[Job]:
+        """Return the waiting request to try next; None: none starts."""
+        return self.waiting[0]
+
     def admit(self, scheduled: dict[Job, int], budget: int, threshold: int) -> None:
         knobs = self.knobs
         while self.waiting and budget > 0 and len(self.running) < knobs["max_num_seqs"]:
-            job = self.waiting[0]
+            job = self.head()
+            if job is None:
+                break
             n = min(job.length, threshold) if threshold else job.length
             if not knobs["enable_chunked_prefill"] and n > budget:
                 break
@@ -201,8 +210,11 @@ class V1(Engine):
                 break
             if self.blocks(n) + watermark > self.free:
                 break
-            self.waiting.popleft()
+            self.start(job)
             self.take(job, n)
-            self.running.append(job)
             scheduled[job] = n
             budget -= n
+
+    def start(self, job: Job) -> None:
+        self.waiting.remove(job)
+        self.running.append(job)
