@@ -1,7 +1,4 @@
-"""One round of MindIE-LLM: candidates from the queues, three passes over them, and the new order of the queues.
-
-With it the settings.
-"""
+"""The settings of MindIE-LLM, and one round: candidates from the queues, three passes, the new order of the queues."""
 
 from __future__ import annotations
 
@@ -10,20 +7,16 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Literal, Optional, get_args
 
-from servesim.core import FOREVER, Chunk, Int0, Int1, Plan, Policy, Preemption, Queue, Reorder, Request, Stuck, View
+from servesim.core import FOREVER, Chunk, Int0, Int1, Plan, Policy, Preemption, Queue, Reorder, Request, View
 from servesim.core.native import mypyc_attr
 
 from .feedback import Feedback, microseconds
+from .rules import engine_died
 from .state import MindIEState
 
 StagePolicy = Literal["prefill-first", "throughput", "latency"]
 STAGE_POLICIES: Final[tuple[str, ...]] = get_args(StagePolicy)
 MAX_SEQ_LEN: Final = 2560  # shipped maxSeqLen, if the scenario has no max_model_len
-
-
-def engine_died(message: str, request: Request, view: View) -> Stuck:
-    """Return the error with which MindIE's scheduler ends."""
-    return Stuck(f"MindIE's scheduler thread ends with an exception: {message}", [request], view.now)
 
 
 def by_arrival(request: Request) -> tuple[float, int]:

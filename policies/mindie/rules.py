@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Optional
 
-from servesim.core import Request
+from servesim.core import Request, Stuck, View
 from servesim.engine.rules import EngineRules
 from servesim.engine.state import ServerState
+
+
+def engine_died(message: str, request: Request, view: View) -> Stuck:
+    """Return the error with which MindIE's scheduler ends."""
+    return Stuck(f"MindIE's scheduler thread ends with an exception: {message}", [request], view.now)
 
 
 class MindIERules(EngineRules):
