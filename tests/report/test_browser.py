@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ def test_charts_keep_their_height_when_the_window_changes_its_size(experiment: P
     size = {"width": 800, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     wait_until(lambda: all(new[0] < old[0] for new, old in zip(browser.execute_script(sizes), before)))
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {**size, "width": 780})
+    time.sleep(1.5)  # Plotly draws again after the last of several changes
     assert [height for _, height in browser.execute_script(sizes)] == [height for _, height in before]
 
 
