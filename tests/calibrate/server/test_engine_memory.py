@@ -24,7 +24,7 @@ def test_a_long_running_server_releases_calls_requests_and_token_gaps(monkeypatc
     with client, connection:
         engine = engine_process.EngineLoop(backend, args, connection)
         for id in range(40):
-            engine._handle({"submit": [id, [1] * 3, 6]})
+            engine._handle({"submit": [id, [1] * 3, 6, 0]})
         largest = [0, 0, 0]
         while engine.open:  # as EngineLoop.run, without its thread
             engine.loop.step()
