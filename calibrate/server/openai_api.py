@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from typing import Any, Optional, Protocol
+from typing import Any, Optional
 
 from aiohttp import web
 from servesim.web import Refused
@@ -28,40 +28,27 @@ DONE = b"data: [DONE]\n\n"
 EVENT_STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
 
-class Form(Protocol):
-    """How one interface names and nests the text of an answer."""
+class Form:
+    """How an interface names and nests the text of an answer; of /v1/completions: the text continues the prompt."""
 
-    id_prefix: str
-    whole: str  # type of a complete answer
-    line: str  # type of a line of a stream
+    id_prefix = "cmpl"
+    whole = "text_completion"  # type of a complete answer
+    line = "text_completion"  # type of a line of a stream
 
     def text(self, tokens: Sequence[int], first: bool) -> str:
         """Return the text of tokens; `first` says whether the answer begins with them."""
-
-    def choice(self, text: str) -> dict[str, Any]:
-        """Return the text of a complete answer."""
-
-    def piece(self, text: str, first: bool) -> dict[str, Any]:
-        """Return the text of one token in a stream."""
-
-
-class CompletionForm:
-    """The answers of /v1/completions: the text continues the prompt."""
-
-    id_prefix = "cmpl"
-    whole = line = "text_completion"
-
-    def text(self, tokens: Sequence[int], first: bool) -> str:
         return decode(tokens)
 
     def choice(self, text: str) -> dict[str, Any]:
+        """Return the text of a complete answer."""
         return {"text": text}
 
     def piece(self, text: str, first: bool) -> dict[str, Any]:
+        """Return the text of one token in a stream."""
         return {"text": text}
 
 
-class ChatForm:
+class ChatForm(Form):
     """The answers of /v1/chat/completions: a message of the assistant."""
 
     id_prefix = "chatcmpl"
@@ -162,7 +149,7 @@ class OpenAIApi:
         asked = self._generation(body, ("max_tokens",), COMPLETION_LIMIT)
         tokenizer = self.front_end.tokenizer
         prompts = await self.front_end.encoded(lambda: read_prompts(body.get("prompt"), tokenizer))
-        return await self._answer(request, prompts, asked, CompletionForm())
+        return await self._answer(request, prompts, asked, Form())
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """Answer the messages of a chat."""

@@ -14,7 +14,7 @@ from servesim.study.compared_runs import ComparedRuns
 
 from .page import MetricFact, ResultCard, page_table, write_page
 from .plots import Chart, axis_scale, equal_line, metric_rows_layout, plain, points, show, value_axis
-from .trust import CHECK, GOOD, WARN, Fact, policy_fact, profile_facts
+from .trust import CHECK, GOOD, WARN, Fact, facts_of_profiles, policy_fact
 
 OUTCOME_COLOURS = {
     "better": "@winner", "worse": "@baseline", "not significant": "@point", "not tested": "@point", "the same": "@point"
@@ -36,8 +36,7 @@ def write_compare_report(
 
 def trust(a: ComparedRuns, b: ComparedRuns, differences: Sequence[Difference]) -> list[Fact]:
     """Return the trust panel: the profiles, the pairs and the policies."""
-    profiles = {str(runs.profile): runs.profile for runs in (a, b) if runs.profile is not None}
-    facts = [fact for profile in profiles.values() for fact in profile_facts(profile)]
+    facts = facts_of_profiles(runs.profile for runs in (a, b) if runs.profile is not None)
     if not facts:
         facts = [Fact("Profile", "that of the compared folders; their own reports describe it", CHECK)]
     basis = basis_of(differences)

@@ -140,11 +140,10 @@ class RowStyle(NamedTuple):
 
 
 class TableRow(NamedTuple):
-    """The cells of a row."""
+    """A row."""
 
     cells: Sequence[Cell]
-    config: Optional[int] = None
-    kind: str = ""
+    style: RowStyle = RowStyle()
 
 
 class Table(NamedTuple):
@@ -164,8 +163,8 @@ def page_table(
     heads = [Head(column.head, column.name, is_numeric, column.wrap) for column, is_numeric in zip(chosen, numeric)]
     if style is None:
         return Table(heads, [TableRow(line) for line in lines])
-    styles = [style(row) for row in rows]
-    styled = [TableRow([*line, Cell("", tags=s.tags)], s.config, s.kind) for line, s in zip(lines, styles)]
+    styles = map(style, rows)
+    styled = [TableRow([*line, Cell("", tags=style.tags)], style) for line, style in zip(lines, styles)]
     return Table([*heads, Head("labels", "labels", False, True)], styled)
 
 

@@ -20,12 +20,10 @@ from servesim.study.result import Result
 from servesim.study.table import format_count
 from servesim.study.verdict import verdict_of
 
-from .charts import Latencies, latency_charts, queue_charts
 from .page import MAX_TABLE_ROWS, ResultCard, RowStyle, Table, Tag, page_table, setting_chips, write_page
 from .rate_charts import curve_key, drawn_curves, rate_charts
-from .recorded_runs import COLOURS, record_runs, roles_at_rate
-from .sweep_page import describe_counted, recorded_text, write_sweep_report
-from .trade_offs import slo_of
+from .recorded_runs import record_runs, roles_at_rate
+from .sweep_page import charts_of_runs, describe_counted, write_sweep_report
 from .trust import capacity_fact, sweep_facts
 
 TITLES = {
@@ -49,15 +47,13 @@ def write_rate_report(result: RateSummary, path: Path) -> None:
     summary = result.by_rate[shown]
     roles = roles_at_rate(result, shown)
     runs = record_runs(summary, roles)
-    latencies = [Latencies(run.role, COLOURS[run.role], run.latencies) for run in runs]
     objectives = [objective.metric for objective in experiment.objectives]
     curves, kind = drawn_curves(result), "Capacity" if result.is_single else "Sweep over rates"
     write_page(
         path, "rates.html", title=f"{kind}: {experiment.name}", about=describe_runs(result),
         trust=sweep_facts(summary, runs, roles, capacity_fact(result)), result=result_card(result),
-        shown=format_rate(shown), recorded=recorded_text(runs), key=curve_key(curves), rates=rate_table(result),
-        curves=rate_charts(curves, experiment.subject_to, objectives),
-        latencies=latency_charts(latencies, slo_of(summary)), queues=queue_charts(runs),
+        shown=format_rate(shown), key=curve_key(curves), rates=rate_table(result),
+        curves=rate_charts(curves, experiment.subject_to, objectives), **charts_of_runs(summary, runs),
         table=None if result.is_single else capacities(result),
         metric=result.main_metric, bounds=describe_bounds(experiment.subject_to),
         cut=MAX_TABLE_ROWS if len(result.curves) > MAX_TABLE_ROWS else 0,

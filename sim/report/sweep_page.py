@@ -51,17 +51,15 @@ def write_sweep_report(summary: Summary, path: Path) -> None:
     """Write the page."""
     roles, curves = compared_rows(summary), knobs(summary)
     runs = record_runs(summary, roles)
-    latencies = [Latencies(run.role, COLOURS[run.role], run.latencies) for run in runs]
     write_page(
         path, "sweep.html", title=f"Sweep report: {summary.experiment.name}", about=describe_runs(summary),
         trust=sweep_facts(summary, runs, roles), result=result(summary),
         single_changes=single_changes(summary, curves), two_knobs=heat_table(summary),
         trade_offs=trade_offs(summary) if len(summary.rows) > 1 else [],
-        knobs=knob_charts(curves), latencies=latency_charts(latencies, slo_of(summary)), times=times(summary),
-        queues=queue_charts(runs), recorded=recorded_text(runs), table=configurations(summary),
+        knobs=knob_charts(curves), times=times(summary), table=configurations(summary),
         example=filter_example(summary), cut=MAX_TABLE_ROWS if len(summary.rows) > MAX_TABLE_ROWS else 0,
         some_cannot_win=not all(row.eligible for row in summary.rows), method=method(summary),
-        names=point_names(summary),
+        names=point_names(summary), **charts_of_runs(summary, runs),
     )  # fmt: skip
 
 
@@ -180,9 +178,14 @@ def is_reason(label: str, row: Row) -> bool:
     return label in INCOMPLETE or label in row.misses
 
 
-def recorded_text(runs: Sequence[RecordedRun]) -> str:
-    """Return which requests the charts of single runs show."""
-    return f"The first replication, {runs[0].requests:,} requests." if runs else ""
+def charts_of_runs(summary: Summary, runs: Sequence[RecordedRun]) -> dict[str, Any]:
+    """Return the charts of single runs, and which requests they show."""
+    latencies = [Latencies(run.role, COLOURS[run.role], run.latencies) for run in runs]
+    return {
+        "latencies": latency_charts(latencies, slo_of(summary)),
+        "queues": queue_charts(runs),
+        "recorded": f"The first replication, {runs[0].requests:,} requests." if runs else "",
+    }
 
 
 def filter_example(summary: Summary) -> str:

@@ -38,6 +38,11 @@ class Fact:
     tone: str = GOOD
 
 
+def facts_of_profiles(sources: Iterable[Any]) -> list[Fact]:
+    """Return the facts about all profiles, each once."""
+    return [fact for source in {str(source): source for source in sources}.values() for fact in profile_facts(source)]
+
+
 def profile_facts(source: Any) -> list[Fact]:
     """Return the facts about a profile, loaded or not: source, method, date and held-out error."""
     try:

@@ -22,7 +22,7 @@ from .charts import Latencies, latency_charts
 from .page import MetricFact, ResultCard, Table, page_table, write_page
 from .plots import Chart, Limit, equal_line, metric_rows_layout, plain, points, show, value_axis, with_limits
 from .recorded_runs import QUANTILES
-from .trust import CHECK, GOOD, Fact, policy_fact, profile_facts
+from .trust import CHECK, GOOD, Fact, facts_of_profiles, policy_fact
 
 MAX_DOTS = 3000  # requests per chart and run
 SOURCES = {  # of an error
@@ -63,9 +63,7 @@ def write_verify_report(
 def trust(runs: Sequence[VerifiedRun]) -> list[Fact]:
     """Return the trust panel: profile, decisions, tokens and policy."""
     scenarios = [run.scenario for run in runs if run.scenario is not None]
-    profiles = {str(scenario.profile): scenario.profile for scenario in scenarios}
-    facts = [fact for profile in profiles.values() for fact in profile_facts(profile)]
-    facts.append(decision_fact(runs))
+    facts = [*facts_of_profiles(scenario.profile for scenario in scenarios), decision_fact(runs)]
     checks = [run.result["token_check"] for run in runs if run.result.get("token_check")]
     if checks:
         equal, checked = (sum(check[key] for check in checks) for key in ("equal", "checked"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from servesim.statistics.number_format import format_number
 from servesim.study.sweep import load_summary
 
+from ..explorer.conftest import wait_until
 from .pages import check_page, go_to_point, open_page, set_filter, visible_rows
 
 
@@ -17,6 +19,18 @@ def test_every_chart_is_drawn_inside_its_frame(experiment: Path, browser: Any, w
     assert check_page(browser, experiment / "report.html", width, f"sweep_{width}.png") == 17
     small = "return Math.min(...[...document.querySelectorAll('.chart text, td, p, li, dd, figcaption')].map(e => "
     assert browser.execute_script(f"{small}parseFloat(getComputedStyle(e).fontSize)))") >= 10
+
+
+def test_charts_keep_their_height_when_the_window_changes_its_size(experiment: Path, browser: Any) -> None:
+    open_page(browser, experiment / "report.html", 1400)
+    sizes = "return [...document.querySelectorAll('.plot')].map(p => [p._fullLayout.width, p._fullLayout.height])"
+    before = browser.execute_script(sizes)
+    size = {"width": 800, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    wait_until(lambda: all(new[0] < old[0] for new, old in zip(browser.execute_script(sizes), before)))
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {**size, "width": 780})
+    time.sleep(1.5)  # Plotly draws again after the last of several changes
+    assert [height for _, height in browser.execute_script(sizes)] == [height for _, height in before]
 
 
 def test_hover_shows_values_and_settings(experiment: Path, browser: Any) -> None:

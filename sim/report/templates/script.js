@@ -14,7 +14,9 @@ const ring = {
 function draw(plot) {
   const figure = figures[plot.dataset.chart];
   const linked = figure.data.some(trace => trace.customdata);
-  return Plotly.react(plot, colour(linked ? [...figure.data, ring] : figure.data), layoutOf(figure), config);
+  const layout = layoutOf(figure);
+  plot.style.height = layout.height + "px"; // when the window changes its size, Plotly takes the height from here
+  return Plotly.react(plot, colour(linked ? [...figure.data, ring] : figure.data), layout, config);
 }
 
 // Mark a configuration in every chart and table; the same one again, or null, removes the mark.

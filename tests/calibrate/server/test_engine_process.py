@@ -30,7 +30,7 @@ def serve(policy: dict[str, Any], lengths: list[tuple[int, int]]) -> tuple[dict[
     client.settimeout(300)
     with client, client.makefile("r", encoding="utf-8") as lines:
         for id, (prompt, limit) in enumerate(lengths):
-            client.sendall((json.dumps({"submit": [id, [1] * prompt, limit]}) + "\n").encode())
+            client.sendall((json.dumps({"submit": [id, [1] * prompt, limit, 0]}) + "\n").encode())
         while len(outcomes) < len(lengths):
             message = json.loads(lines.readline())
             for id, _ in message["tokens"]:
@@ -85,7 +85,7 @@ class Conversation:
         for prompt in prompts:
             self.id += 1
             answers[self.id] = []
-            text += json.dumps({"submit": [self.id, prompt, 10]}) + "\n"
+            text += json.dumps({"submit": [self.id, prompt, 10, 0]}) + "\n"
         self.client.sendall(text.encode())
         left = set(answers)
         while left:
@@ -148,7 +148,7 @@ def test_a_long_running_server_releases_calls_requests_and_token_gaps(monkeypatc
     with client, connection:
         engine = engine_process.EngineLoop(backend, args, connection)
         for id in range(40):
-            engine._handle({"submit": [id, [1] * 3, 6]})
+            engine._handle({"submit": [id, [1] * 3, 6, 0]})
         largest = [0, 0, 0]
         while engine.open:  # as EngineLoop.run, without its thread
             engine.loop.step()
