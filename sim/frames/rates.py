@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Optional, Union
 
 import pandas as pd
-from servesim.config.export import export_text
 from servesim.config.layers import Tree
 from servesim.core import BadInput
 from servesim.report.figures import plot_rates, styled_axes
-from servesim.report.rate_page import write_report
 from servesim.report.trust import policy_note
 from servesim.runs.request_rate import format_rate
 from servesim.study.columns import frame_row, html_result, printed_cells
@@ -20,14 +17,11 @@ from servesim.study.rate_summary import RateSummary, capacity_columns, capacity_
 from servesim.study.result import write_result
 from servesim.study.table import format_count
 
-from .sweep import TOP, SweepResult
+from .sweep import TOP, StudyResult, SweepResult
 
 
-@dataclass(frozen=True)
-class RateSweepResult:
+class RateSweepResult(StudyResult[RateSummary]):
     """A sweep over rates: the ranking at each rate, the curves and capacities of the configurations."""
-
-    summary: RateSummary = field(repr=False)
 
     @property
     def rates(self) -> list[float]:
@@ -55,11 +49,6 @@ class RateSweepResult:
         return pd.DataFrame([frame_row(columns, curve) for curve in self.summary.curves]).set_index("config")
 
     @property
-    def constraints(self) -> list[str]:
-        """The constraints of the sweep (`subject_to`)."""
-        return [str(bound) for bound in self.summary.experiment.subject_to]
-
-    @property
     def winner(self) -> Optional[int]:
         """The configuration with the highest capacity, None without one."""
         return None if self.summary.winner is None else self.summary.winner.config
@@ -85,11 +74,6 @@ class RateSweepResult:
             raise BadInput(f"{self.summary.experiment.name}: expected a rate, because no rate meets the constraints")
         return self.summary.scenario(number, at)
 
-    def export(self, to: str, config: Optional[int] = None, model: str = "MODEL") -> str:
-        """Return a configuration (default: the winner) as command or file of vllm, sglang, mindie or llm-serving."""
-        tree = self.summary.experiment.tree(self._config(config))
-        return export_text(tree, to, model, self.summary.experiment.name)
-
     def _config(self, config: Optional[int]) -> int:
         number = self.winner if config is None else config
         if number is None:
@@ -110,10 +94,6 @@ class RateSweepResult:
             plot_rates(axes, shown, chosen, self.summary.experiment.subject_to)
             axes.legend()
         return axes
-
-    def report(self, path: Union[str, Path]) -> None:
-        """Write report.html: one offline page."""
-        write_report(self.summary, Path(path))
 
     def save(self, folder: Union[str, Path]) -> None:
         """Write the tables, report.html, and best.yaml if a rate meets the constraints."""

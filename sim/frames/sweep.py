@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Generic, Optional, TypeVar, Union
 
 import numpy as np
 import pandas as pd
@@ -25,6 +25,7 @@ from servesim.study.columns import frame_row, html_result, printed_cells
 from servesim.study.compared_runs import ComparedRuns, from_row
 from servesim.study.knob_table import RowSearch, knob_table, sorted_values
 from servesim.study.ranking import Summary
+from servesim.study.rate_summary import RateSummary
 from servesim.study.single_run import run_context
 from servesim.study.table import format_count, sweep_columns
 from servesim.study.verdict import describe_constraints, describe_ties, top_rows, verdict_of
@@ -36,11 +37,36 @@ TOP = 10  # configurations that a notebook shows
 SAME_WITHIN = 0.0005  # values of a parameter whose metrics differ by less, relative to the best, count as equal
 
 
-@dataclass(frozen=True)
-class SweepResult:
-    """A sweep: its configurations, the best first."""
+S = TypeVar("S", Summary, RateSummary)
 
-    summary: Summary = field(repr=False)
+
+@dataclass(frozen=True)
+class StudyResult(Generic[S]):
+    """What the results of a sweep and of a sweep over rates have in common."""
+
+    summary: S = field(repr=False)
+
+    @property
+    def constraints(self) -> list[str]:
+        """The constraints of the sweep (`subject_to`)."""
+        return [str(bound) for bound in self.summary.experiment.subject_to]
+
+    def _config(self, config: Optional[int]) -> int:
+        """Return the number of a configuration (default: the winner)."""
+        raise NotImplementedError
+
+    def export(self, to: str, config: Optional[int] = None, model: str = "MODEL") -> str:
+        """Return a configuration (default: the winner) as command or file of vllm, sglang, mindie or llm-serving."""
+        tree = self.summary.experiment.tree(self._config(config))
+        return export_text(tree, to, model, self.summary.experiment.name)
+
+    def report(self, path: Union[str, Path]) -> None:
+        """Write report.html: one offline page."""
+        write_report(self.summary, Path(path))
+
+
+class SweepResult(StudyResult[Summary]):
+    """A sweep: its configurations, the best first."""
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -87,11 +113,6 @@ class SweepResult:
         return pd.DataFrame.from_dict(rows, orient="index", columns=None if rows else names).rename_axis("config")
 
     @property
-    def constraints(self) -> list[str]:
-        """The constraints of the sweep (`subject_to`)."""
-        return [str(bound) for bound in self.summary.experiment.subject_to]
-
-    @property
     def verdict(self) -> str:
         """The result in one sentence: the winner, or why there is none."""
         return verdict_of(self.summary).text
@@ -124,14 +145,12 @@ class SweepResult:
             raise BadInput(f"sweep {self.summary.experiment.name}: no configuration is eligible")
         return self.summary.winner.config
 
+    def _config(self, config: Optional[int]) -> int:
+        return self.winner if config is None else config
+
     def scenario(self, config: Optional[int] = None) -> Tree:
         """Return the scenario of a configuration (default: the winner), as input of `servesim.run`."""
-        return self.summary.experiment.scenario(self.winner if config is None else config)
-
-    def export(self, to: str, config: Optional[int] = None, model: str = "MODEL") -> str:
-        """Return a configuration (default: the winner) as command or file of vllm, sglang, mindie or llm-serving."""
-        tree = self.summary.experiment.tree(self.winner if config is None else config)
-        return export_text(tree, to, model, self.summary.experiment.name)
+        return self.summary.experiment.scenario(self._config(config))
 
     def compare(
         self,
@@ -145,7 +164,7 @@ class SweepResult:
 
     def compared_runs(self, config: Optional[int] = None) -> ComparedRuns:
         """Return the runs of a configuration (default: the winner) as a side of a comparison."""
-        number = self.winner if config is None else config
+        number = self._config(config)
         row = next((row for row in self.summary.rows if row.config == number), None)
         if row is None:
             raise BadInput(f"configuration {number}: expected a number from 0 to {len(self.summary.rows) - 1}")
@@ -163,7 +182,7 @@ class SweepResult:
         Runs of the same replication serve the same requests. `decisions=True` keeps one row per scheduler step. `trust`
         is that of `servesim.run`.
         """
-        task = self.summary.experiment.task(self.winner if config is None else config, replication)
+        task = self.summary.experiment.task(self._config(config), replication)
         with allow_code(trust):
             context = run_context(self.summary.experiment.context)
             scenario = context.scenario(task)
@@ -229,10 +248,6 @@ class SweepResult:
             plot_trade_off(axes, self.summary, *measures)
             axes.legend()
         return axes
-
-    def report(self, path: Union[str, Path]) -> None:
-        """Write report.html: one offline page."""
-        write_report(self.summary, Path(path))
 
     def __repr__(self) -> str:
         experiment = self.summary.experiment
