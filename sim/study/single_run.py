@@ -190,7 +190,7 @@ class RunContext:
 
     def refusals(self, task: Task) -> list[str]:
         """Return why the real engine does not start with the settings of a task; an error shows in its run."""
-        with suppress(BadInput, PolicyError):
+        with suppress(Exception):  # also one of a user's policy
             scenario = self.scenario(task)
             return refusals_of(scenario) if scenario.policy_is_loadable else []
         return []
