@@ -31,9 +31,10 @@ class ColdStart(Stored):
 
 
 class FrontEnd(Stored):
-    """The delay of a black-box server."""
+    """The delay of a measured server."""
 
     seconds: Optional[Seconds] = None
+    per_request: Optional[Seconds] = None  # one after the other
 
 
 class FirstUse(Stored):

@@ -171,8 +171,7 @@ class Loop:
         inbox, server = self.inbox, self.server
         arrived = inbox.pop_visible(now, self.calls, self._idle)
         for request in arrived:  # with a lag, the time before is front-end time, not queueing time
-            visible_at = request.sent if not inbox.seconds else request.sent + inbox.seconds
-            server.submit(request, now, visible_at if inbox.lag == 1 else now)
+            server.submit(request, now, request.arrival + inbox.seconds if inbox.lag == 1 else now)
             if request.status == "done":
                 self._report_to_client(request, now)
         return arrived
@@ -361,14 +360,17 @@ def build_loop(
     requests: Sequence[Request],
     clock: Clock,
     observers: Sequence[Observer] = (),
-    front_end: float = 0.0,
+    front_end: tuple[float, float] = (0.0, 0.0),
     compute: Optional[Callable[[Step], None]] = None,
     collect: Optional[Callable[[Step], None]] = None,
 ) -> Loop:
-    """Return the loop of a server. `front_end`: seconds from the profile, used if the scenario sets none."""
+    """Return the loop of a server. `front_end`: both times from the profile, used if the scenario sets none."""
     front = engine.get("front_end") or {}
-    seconds = front.get("seconds")
-    inbox = Inbox(requests, front.get("lag", 1), front_end if seconds is None else seconds)
+    seconds, per_request = front.get("seconds"), front.get("per_request")
+    inbox = Inbox(
+        requests, front.get("lag", 1), front_end[0] if seconds is None else seconds,
+        front_end[1] if per_request is None else per_request,
+    )  # fmt: skip
     return Loop(
         server, inbox, clock, tuple(observers), bool(front.get("end_lag")), False, compute, collect,
         engine.get("empty_step"),

@@ -159,10 +159,10 @@ def build_scenario_loop(
     requests: Sequence[Request],
     clock: Clock,
     observers: Sequence[Observer] = (),
-    front_end: float = 0.0,
+    front_end: tuple[float, float] = (0.0, 0.0),
     policy: Optional[Policy] = None,
 ) -> Loop:
-    """Return the engine loop of a scenario; `front_end` is the profile's seconds, `policy` a new policy object."""
+    """Return the engine loop of a scenario; `front_end` is that of the profile, `policy` a new policy object."""
     engine = scenario.engine.model_dump()
     policy = scenario.make_policy() if policy is None else policy
     with user_errors(policy):
