@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MAX_LINE_BYTES = 1 << 26
 REPORT_INTERVAL_S = 0.5
+KEEP_ALIVE_S = 2.0  # of an idle connection; vLLM closes it after 5 s, and a request at that moment would be lost
 Progress = Callable[[dict[str, Any]], None]
 
 
@@ -41,6 +42,7 @@ class SentRequest:
     outcome: Optional[str] = None
     reason: Optional[str] = None
     pings: int = 0
+    repeated: bool = False  # its connection was dropped before the answer
     events: Optional[list[Event]] = None  # of the response, if they are kept
     answer: Optional[list[int]] = None  # its token ids, if later prompts contain it
 
@@ -74,13 +76,8 @@ class LoadGenerator:
 
     async def run(self) -> None:
         """Send all requests and wait for the last response."""
-        import aiohttp
-
-        connector = aiohttp.TCPConnector(limit=0, force_close=self.api.closes)
-        timeout = aiohttp.ClientTimeout(total=self.timeout, sock_connect=min(60.0, self.timeout))
         tasks: list[asyncio.Task[None]] = []
-        options: dict[str, Any] = {"timeout": timeout, "read_bufsize": 1 << 20, "headers": key_header()}
-        async with aiohttp.ClientSession(connector=connector, **options) as session:
+        async with self._open_session(not self.api.closes) as session:
             with self._stop_on_interrupt(tasks):
                 self._start = time.perf_counter()
                 reporter = asyncio.create_task(self._report())
@@ -92,6 +89,15 @@ class LoadGenerator:
                     tasks.append(asyncio.create_task(self._with_followers(session, sent)))
                 await asyncio.gather(*tasks, return_exceptions=True)
                 reporter.cancel()
+
+    def _open_session(self, keep_alive: bool) -> aiohttp.ClientSession:
+        """Return a session that uses idle connections again, or one that opens a new one for each request."""
+        import aiohttp
+
+        idle: dict[str, Any] = {"keepalive_timeout": KEEP_ALIVE_S} if keep_alive else {"force_close": True}
+        connector = aiohttp.TCPConnector(limit=0, **idle)
+        timeout = aiohttp.ClientTimeout(total=self.timeout, sock_connect=min(60.0, self.timeout))
+        return aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=1 << 20, headers=key_header())
 
     async def _with_followers(self, session: aiohttp.ClientSession, sent: SentRequest) -> None:
         """Send a request when it is due, then the requests that follow it."""
@@ -107,7 +113,7 @@ class LoadGenerator:
         self.max_open = max(self.max_open, self.open)
         sent.sent_at = self._now()
         try:
-            await self._exchange(session, sent)
+            await self._exchange_or_repeat(session, sent)
         except asyncio.TimeoutError:
             sent.outcome, sent.reason = "timed out", f"no end after {self.timeout:g} s"
         except asyncio.CancelledError:
@@ -118,6 +124,19 @@ class LoadGenerator:
         finally:
             self.open -= 1
             sent.ended_at = self._now()
+
+    async def _exchange_or_repeat(self, session: aiohttp.ClientSession, sent: SentRequest) -> None:
+        """Post a request. If its connection is dropped before the answer, post it on a new one, and time that."""
+        import aiohttp
+
+        try:
+            await self._exchange(session, sent)
+        except aiohttp.ClientConnectionError as error:
+            if sent.times or isinstance(error, (aiohttp.ClientConnectorError, asyncio.TimeoutError)):
+                raise
+            sent.repeated, sent.sent_at = True, self._now()
+            async with self._open_session(keep_alive=False) as other:
+                await self._exchange(other, sent)
 
     async def _exchange(self, session: aiohttp.ClientSession, sent: SentRequest) -> None:
         """Post a request and read its stream to the end."""

@@ -1,4 +1,4 @@
-"""What a server says itself: vLLM's version, its counters at /metrics before and after a load; and the round trip.
+"""What a server says itself: vLLM's version and settings, its counters before and after a load; and the round trip.
 
 A client sees no preemptions, and its latencies include the network, HTTP and its own delays. The counters of the server
 have both without them. `sim serve` has the same names.
@@ -24,8 +24,11 @@ PREEMPTIONS = "vllm:num_preemptions_total"
 CACHED_TOKENS = "vllm:prefix_cache_hits_total"
 LATENCIES = {"mean_ttft_ms": "vllm:time_to_first_token_seconds", "mean_e2el_ms": "vllm:e2e_request_latency_seconds"}
 SAMPLE = re.compile(r"^(vllm:\w+)(?:\{.*\})? (\S+)$", re.MULTILINE)
+SETTINGS = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
+LABEL = re.compile(r'(\w+)="([^"]*)"')
 TIMEOUT_S = 10.0
 ROUND_TRIPS = 5
+NULL_BLOCKS = 1  # KV blocks that vLLM V1 counts but never gives to a request
 ServerCounts = Mapping[str, float]
 
 
@@ -42,15 +45,38 @@ def vllm_version(url: str) -> Optional[str]:
         return None
 
 
+def read_settings(url: str) -> dict[str, Any]:
+    """Return what a vLLM server says about itself: version, block_size, num_blocks, prefix_cache; unknown ones not."""
+    found: dict[str, Any] = {}
+    if (version := vllm_version(url)) is not None:
+        found["version"] = version
+    labels = dict(LABEL.findall("".join(SETTINGS.findall(read_metrics(url))[:1])))  # of the first engine
+    for key, label in (("block_size", "block_size"), ("num_blocks", "num_gpu_blocks")):
+        if labels.get(label, "").isdecimal():
+            found[key] = int(labels[label])
+    if "num_blocks" in found and "engine" in labels:  # V1
+        found["num_blocks"] -= NULL_BLOCKS
+    if labels.get("enable_prefix_caching") in ("True", "False"):
+        found["prefix_cache"] = labels["enable_prefix_caching"] == "True"
+    return found
+
+
+def read_metrics(url: str) -> str:
+    """Return the text at /metrics; empty without an answer."""
+    try:
+        with urlopen(HttpRequest(f"{url}/metrics", headers=key_header()), timeout=TIMEOUT_S) as response:
+            return str(response.read().decode("utf-8", "replace"))
+    except (OSError, ValueError, HTTPException):
+        return ""
+
+
 def read_counters(url: str) -> ServerCounts:
     """Return vLLM's counters of a server, summed over its engines; empty if it has none."""
     counters: dict[str, float] = {}
     try:
-        with urlopen(HttpRequest(f"{url}/metrics", headers=key_header()), timeout=TIMEOUT_S) as response:
-            text = response.read().decode("utf-8", "replace")
-        for name, value in SAMPLE.findall(text):
+        for name, value in SAMPLE.findall(read_metrics(url)):
             counters[name] = counters.get(name, 0.0) + float(value)
-    except (OSError, ValueError, HTTPException):
+    except ValueError:
         return {}
     return {name: value for name, value in counters.items() if math.isfinite(value)}
 

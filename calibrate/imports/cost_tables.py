@@ -27,7 +27,7 @@ from servesim.costs.imported_tables import (
     load_vidur,
 )
 from servesim.files.csv_rows import read_csv
-from servesim.files.write import replacing
+from servesim.files.write import check_new, replacing
 from servesim.files.yaml_reader import read_yaml
 
 Array = NDArray[np.float64]
@@ -43,7 +43,7 @@ def import_layers(
 
     `experts`: the number of experts of a layer, and how many of them a token uses.
     """
-    check_new(out)
+    check_new(out / "profile.yaml", "profile")
     folder = find_folder(source)
     tables = {
         "tokens": token_table(folder, layers, experts),
@@ -62,7 +62,7 @@ def import_layers(
 def import_vidur(path: Path, out: Path, base: float = 0.0) -> VidurCost:
     """Convert a file of Vidur's tables into a profile folder; return its cost model. `base`: host seconds per step."""
     cost = load_vidur(path, base)
-    check_new(out)
+    check_new(out / "profile.yaml", "profile")
     with replacing(out / "tables.npz") as part:
         shutil.copyfile(path, part)
     about = {
@@ -76,12 +76,6 @@ def import_vidur(path: Path, out: Path, base: float = 0.0) -> VidurCost:
     }
     write_profile(out, about, cost_keys("vidur", base))
     return cost
-
-
-def check_new(out: Path) -> None:
-    """Raise BadInput if a folder has a profile."""
-    if (out / "profile.yaml").exists():
-        raise BadInput(f"{out}: already holds a profile, which is not overwritten; use another folder")
 
 
 def cost_keys(kind: str, base: float) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from servesim.calibrate.client.server_counters import (
     ServerCounts,
     counted_between,
     read_counters,
+    read_settings,
     round_trip_ms,
-    vllm_version,
 )
 from servesim.calibrate.live.recorded_answers import spread_sample
 from servesim.config.scenario import Scenario
@@ -30,13 +30,13 @@ from servesim.core.content import Content
 from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
 from servesim.runs.intervals import intervals_of, simulate_draws
-from servesim.runs.notes import note
 from servesim.runs.run_folder import run_data
 from servesim.runs.simulate import copy_requests, simulate
 from servesim.traces.trace import Trace
 
 from .measured_run import MeasuredRun, client_row, run_from_client
 from .replay import ProgressLine, ReplayedScenario
+from .server_settings import setting_notes
 from .token_check import CheckedAnswer, Difference, TokenCheck
 from .verify import compare
 
@@ -73,8 +73,12 @@ def replay_against(
     quiet: bool,
     draws: int = 0,  # random cost models, for intervals
     check_tokens: Optional[int] = None,  # requests to send again alone
+    warn: Callable[[str], None] = lambda text: None,
 ) -> ReplayedScenario:
-    """Send requests to a server; with a profile, simulate and compare too."""
+    """Send requests to a server; with a profile, simulate and compare too. Before, `warn` of settings that differ."""
+    settings = read_settings(target.url)
+    for text in setting_notes(scenario, settings):
+        warn(text)
     sample = spread_sample(requests, check_tokens or 0, scenario.seed)
     if sample:
         api = target.make_api(Prompts(f"{target.prompt_seed}/{name}/repeated"))
@@ -90,7 +94,7 @@ def replay_against(
     forget_unknown_answers(requests, api.prompts)
     live = run_from_responses(generator, scenario, profile or Profile("none", LinearCost()), requests)
     add_server_counts(live, target.url, before)
-    live.extra = {**live.extra, "notes": version_notes(scenario, vllm_version(target.url))}
+    live.extra = {**live.extra, "server_settings": settings}
     if sample and not generator.stopped:
         live.token_check = check_over_http(target.url, api, generator, sample, target.timeout, line)
     line.end()
@@ -115,14 +119,6 @@ def add_server_counts(live: MeasuredRun, url: str, before: ServerCounts) -> None
         **live.extra, "preemptions": counts.pop("preemptions", None), "server": counts, "server_latencies": latencies,
         "round_trip_ms": None if latencies else round_trip_ms(url),
     }  # fmt: skip
-
-
-def version_notes(scenario: Scenario, version: Optional[str]) -> list[str]:
-    """Return a note if a vLLM server has another version than the rules of the policy."""
-    simulated = scenario.policy.get("version") or getattr(scenario.make_policy(), "version", None)
-    if version is None or scenario.policy["name"] != "vllm-v1" or version == simulated:
-        return []
-    return [note("other version", version=version, simulated=simulated).text]
 
 
 def forget_unknown_answers(requests: Sequence[Request], prompts: Prompts) -> None:
@@ -183,6 +179,7 @@ def client_metrics(generator: LoadGenerator) -> dict[str, Any]:
             "asked": sum(output_length(sent.request) for sent in short),
         },
         "prompt_tokens": served_prompt_tokens(generator),
+        "repeated": sum(sent.repeated for sent in generator.sent_requests),
         "pings": sum(sent.pings for sent in generator.sent_requests),
         "max_open": generator.max_open,
     }  # fmt: skip

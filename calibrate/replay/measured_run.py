@@ -227,6 +227,8 @@ def describe_requests(live: MeasuredRun) -> Iterator[str]:
     if late := live.extra.get("lateness_ms"):
         yield f"send lateness: mean {late['mean']:.2f} ms, max {late['max']:.2f} ms"
         yield f"max open streams: {live.extra['max_open']}"
+    if repeated := live.extra.get("repeated"):
+        yield f"sent again after a dropped connection: {repeated}"
     if prompts := live.extra.get("prompt_tokens"):
         yield describe_prompts(prompts)
         yield f"prompt seed: {live.settings['prompt_seed']}"

@@ -16,6 +16,8 @@ from servesim.core import BadInput
 from servesim.runs.metric_table import metrics_in, percentile_metrics
 from servesim.runs.run_folder import RESULT, RunData
 
+from .server_settings import setting_notes
+
 METRICS = metrics_in("verify")
 CHECKED_METRICS = metrics_in("checked")
 RANKED_METRICS = metrics_in("ranked")
@@ -133,7 +135,7 @@ class Comparison:
     calls_matched: Optional[tuple[int, int]] = None  # with measured step times: equal leading calls, all calls
     outcomes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     token_check: Optional[Mapping[str, Any]] = None  # of the measured run: its totals
-    notes: Sequence[str] = ()  # of the measured run
+    notes: Sequence[str] = ()  # settings in which both runs differ
 
     def row(self, metric: str) -> MetricRow:
         """Return the row of a metric."""
@@ -195,8 +197,16 @@ def compare(
         None if calls_matched is None else (calls_matched, len(measured.calls)),
         {"simulated": simulated.result.get("outcomes", {}), "measured": measured.result.get("outcomes", {})},
         token_check_totals(measured),
-        measured.result.get("notes") or (),
+        differing_settings(simulated, measured),
     )
+
+
+def differing_settings(simulated: RunData, measured: RunData) -> list[str]:
+    """Return the settings of the server of a measured run that the simulation has not; none if they are not known."""
+    scenario = simulated.scenario
+    if scenario is None or not scenario.policy_is_loadable:
+        return []
+    return setting_notes(scenario, measured.result.get("server_settings") or {})
 
 
 def token_check_totals(run: RunData) -> Optional[Mapping[str, Any]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Optional
 
 from servesim.calibrate.imports.fit_steps import fit_log, write_log_profile
-from servesim.calibrate.imports.step_log import host_gap, timed_steps
+from servesim.calibrate.imports.step_log import timed_steps
 from servesim.calibrate.replay.http_client import Target, replay_against
 from servesim.calibrate.replay.replay import ReplayedScenario, replay_requests
 from servesim.config.layers import read_scenario_file
@@ -25,8 +25,6 @@ from .recording import Recording, front_end_seconds, open_recording
 LOAD_TIMES = 3  # all loads together, in seconds of the two with a rate
 METRICS = ("makespan", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
 LARGE_ERROR = 0.1  # of one of these: the dominant cause is named
-SMALL_EFFECT = 0.02  # a smaller one is not a cause
-PROVE = "sim policies prove vllm-v1 --engine vllm"
 HOW = "vllm: recorded steps of the server, host time between them included"
 COMMENT = "Settings of the server that `sim calibrate vllm` recorded. The workload is that of its check."
 Note = Callable[[str], None]
@@ -88,52 +86,3 @@ def check_server(target: Target, fitted: FittedServer, quiet: bool) -> ReplayedS
         reasons = "; ".join(replayed.live.extra["reasons"])
         raise LoadFailed(f"check: {len(failed)} of {len(replayed.live.requests)} requests failed: {reasons}")
     return replayed
-
-
-def dominant_cause(fitted: FittedServer, replayed: ReplayedScenario) -> Optional[str]:
-    """Return why the check failed, with the largest effect first; None if all errors are small."""
-    assert replayed.comparison is not None
-    rows = [replayed.comparison.row(metric) for metric in METRICS]
-    if not any(row.exceeds(LARGE_ERROR) for row in rows):
-        return None
-    recording = fitted.recording
-    if recording.version != recording.simulated_version:
-        rules = f"the rules of {recording.simulated_version} are simulated"
-        return f"version: {recording.version} runs, {rules}; `{PROVE}` compares them"
-    if recording.unsimulated:
-        return f"settings that are not simulated: {', '.join(recording.unsimulated)}"
-    effects = {**step_effects(fitted), **server_effects(replayed)}
-    text, size = max(effects.items(), key=lambda effect: effect[1])
-    return text if size >= SMALL_EFFECT else f"the decisions: no other cause was found; `{PROVE}` compares them"
-
-
-def step_effects(fitted: FittedServer) -> dict[str, float]:
-    """Return how much the steps and the host time of the check differ from those of the fit, by their description."""
-    checked = [step for step in fitted.recording.steps() if step.number > fitted.steps[-1].number]
-    timed = timed_steps(checked)
-    measured = sum(timed.seconds.tolist())
-    predicted = sum(map(fitted.profile.cost.duration, timed.shapes))
-    before, now = host_gap(fitted.steps), host_gap(checked)
-    step = measured / max(1, len(timed))
-    host = (now - before) / step
-    error = measured / predicted - 1
-    return {
-        f"host time: {1e3 * now:.3g} ms between two steps in the check, {1e3 * before:.3g} ms before": abs(host),
-        f"step times: the steps of the check took {error:+.1%} of the predicted time more": abs(error - host),
-    }
-
-
-def server_effects(replayed: ReplayedScenario) -> dict[str, float]:
-    """Return how much KV capacity and front end differ between simulation and server, by their description."""
-    assert replayed.comparison is not None
-    preemptions, ttft = replayed.comparison.row("preemptions"), replayed.comparison.row("mean_ttft_ms")
-    effects = {}
-    if preemptions.simulated is not None and preemptions.measured is not None:
-        difference = abs(preemptions.simulated - preemptions.measured) / len(replayed.live.requests)
-        text = f"KV capacity: {preemptions.measured:.0f} preemptions, {preemptions.simulated:.0f} simulated; "
-        effects[text + "compare engine.num_blocks with the log of the server"] = difference
-    if ttft.outside_server is not None and ttft.measured:
-        simulated, measured = ttft.outside_server
-        text = f"front end: {measured:.3g} ms of the TTFT are outside the engine, {simulated:.3g} ms simulated"
-        effects[text] = abs(simulated - measured) / ttft.measured
-    return effects

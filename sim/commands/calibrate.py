@@ -59,7 +59,10 @@ def fit_from_logs(args: argparse.Namespace) -> int:
     from servesim.calibrate.logs.text import format_table, profile_about
     from servesim.costs.device_profile import Profile, write_profile
     from servesim.costs.profile_verdict import verdict_on
+    from servesim.files.write import check_new
 
+    if args.output:
+        check_new(Path(args.output) / "profile.yaml", "profile")
     runs = read_runs(Path(args.runs))
 
     def show_progress(line: str) -> None:

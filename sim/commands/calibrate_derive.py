@@ -44,8 +44,10 @@ def derive_profile(args: argparse.Namespace) -> int:
     from servesim.costs import derivation
     from servesim.costs.device_profile import load_profile, write_profile
     from servesim.costs.profile_verdict import verdict_on
+    from servesim.files.write import check_new
 
     source, folder = load_profile(args.source), Path(args.output)
+    check_new(folder / "profile.yaml", "profile")
     if args.front_end is not None and not is_number(args.front_end, 0, MAX_SECONDS):
         raise BadInput(f"--front-end: expected seconds from 0 to {MAX_SECONDS:g}, got {args.front_end:g}")
     profile = derivation.derive_profile(source, chosen_setting(args, derivation.setting_of(source)), folder.name)

@@ -153,10 +153,10 @@ def columns_of(options: Sequence[str]) -> dict[str, str]:
 def import_results(args: argparse.Namespace) -> int:
     """Write the folder of a measured run."""
     from servesim.calibrate.replay.measured_run import benchmark_run, write_live
+    from servesim.files.write import check_new
 
     folder = Path(args.output)
-    if (folder / "manifest.json").exists():
-        raise BadInput(f"{folder}: already holds a run, which is not overwritten; use another folder")
+    check_new(folder / "manifest.json", "run")
     run = benchmark_run(Path(args.file), args.benchmark)
     write_live(run, folder)
     result = run.result()

@@ -62,12 +62,12 @@ def register_vllm(kinds: Any) -> None:
 def calibrate_vllm(args: argparse.Namespace) -> int:
     """Calibrate and check; return 1 if the server failed, 3 outside the tolerance, 130 if interrupted."""
     from servesim.files.lock import only_writer
+    from servesim.files.write import check_new
 
     if bool(args.url) == bool(args.arguments) or bool(args.url) != bool(args.steps):
         raise BadInput("sim calibrate vllm: expected either -- MODEL FLAGS, or --url URL and --steps FILE")
     folder = Path(args.output)
-    if (folder / "profile").exists():
-        raise BadInput(f"{folder}: already holds a profile, which is not overwritten; use another folder")
+    check_new(folder / "profile", "profile")
     with only_writer(folder):
         return record_and_check(args, folder)
 
@@ -102,7 +102,8 @@ def fit_and_check(args: argparse.Namespace, plan: Any, steps: Path, url: str, fo
     """Send the loads, write the files, print the table and the dominant cause; return the exit code."""
     from servesim.calibrate.replay.http_client import Target
     from servesim.calibrate.replay.replay import write_replay
-    from servesim.calibrate.vllm.calibration import METRICS, check_server, dominant_cause, fit_server
+    from servesim.calibrate.vllm.calibration import METRICS, check_server, fit_server
+    from servesim.calibrate.vllm.causes import dominant_cause
 
     from .verify import report_comparisons
 

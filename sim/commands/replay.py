@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from servesim.core import BadInput
 
-from .notes import print_note
+from .notes import print_note, print_warning
 from .options import (
     add_contest_options,
     add_device_options,
@@ -132,9 +132,11 @@ def check_token_options(args: argparse.Namespace, scenarios: list[tuple[str, Sce
 def check_report(args: argparse.Namespace) -> None:
     """Check what is needed after the run, which can take hours, before it starts."""
     from servesim.calibrate.replay.verify import check_metrics
+    from servesim.files.write import check_new
 
     check_metrics(args.metrics or ())
     if args.output is not None:
+        check_new(Path(args.output) / "live", "replay")
         try:
             Path(args.output).mkdir(parents=True, exist_ok=True)
         except (OSError, ValueError) as error:
@@ -258,7 +260,9 @@ def against_url(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]])
         tokens = None if args.check_tokens is None else sample_size(args.check_tokens, len(requests))
         show_duration(args, name, scenario, requests, profile)
         draws = args.intervals or 0
-        done.append(replay_against(target, name, scenario, requests, profile, args.quiet, draws, tokens))
+        done.append(
+            replay_against(target, name, scenario, requests, profile, args.quiet, draws, tokens, print_warning)
+        )
         show_live(args, done[-1], None)
         if done[-1].interrupted:
             break

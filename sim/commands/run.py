@@ -6,6 +6,7 @@ import argparse
 import time
 from contextlib import ExitStack
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servesim.core import BadInput
@@ -65,13 +66,15 @@ def run_scenario(args: argparse.Namespace) -> int:
     """Simulate and print; return 1 if the engine got stuck."""
     import json
 
-    from servesim.files.write import open_text
+    from servesim.files.write import check_new, open_text
     from servesim.runs.decision_log import DecisionLog
-    from servesim.runs.run_folder import write_run
+    from servesim.runs.run_folder import SENT, write_run
     from servesim.runs.run_warnings import run_warnings, source_notes
     from servesim.runs.simulate import load_trace, simulate
     from servesim.runs.text import show_run
 
+    if args.output:
+        check_new(Path(args.output) / SENT, "measured run")
     tree, scenario = read_scenario(args)
     trace = load_trace(scenario)
     for remark in trace.remarks():

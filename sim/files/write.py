@@ -109,6 +109,12 @@ def yaml_text(value: Any, **options: Any) -> str:
     return text
 
 
+def check_new(path: Path, content: str) -> None:
+    """Raise FileExists if a path, by which one knows a folder with this content, exists."""
+    if path.exists():
+        raise FileExists(f"{path.parent}: already holds a {content}, which is not overwritten; use another folder")
+
+
 def list_files(folder: Path) -> list[Path]:
     """Return the content of a folder, without the temporary files of other writers."""
     return [path for path in folder.glob("*") if not (path.name.startswith(".") and ".part" in path.name)]

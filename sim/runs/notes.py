@@ -29,8 +29,11 @@ PHRASES = {
     "sessions",
     "unused prefixes": "prompts of the trace share prefixes, but the run has no prefix cache: an unlimited one would "
     "hit {hits:.1f} % of the {blocks:,} prompt blocks",
+    "lengths only": "the prefix cache is on, but the trace has only the lengths of its prompts: none shares a prefix "
+    "with another one. If the prompts of the server do, its TTFT is shorter",
     "outside range": "outside the measured range of the profile: {sizes}",
     "stuck run": "the engine gets {reason}",  # of Stuck
+    "other setting": "{setting}: the server has {server}, but {simulated} is simulated",
     "other version": "the server runs vLLM {version}, but the rules of {simulated} are simulated: set policy.version, "
     "or compare the decisions with `sim policies prove vllm-v1 --engine vllm`",
 }

@@ -30,6 +30,8 @@ def run_warnings(scenario: Scenario, profile: Profile, trace: Optional[Trace]) -
     found.append(warn_not_simulated(scenario))
     if trace is not None and not rules_of(scenario.make_policy()).has_prefix_cache:
         found.append(warn_unused_prefixes(trace, scenario.engine.block_size))
+    elif trace is not None and scenario.trace is not None and not has_contents(trace.requests):
+        found.append(note("lengths only"))
     return [warning for warning in found if warning is not None]
 
 

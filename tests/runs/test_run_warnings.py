@@ -85,3 +85,24 @@ def test_a_note_is_data_with_one_text_for_lines_and_pages() -> None:
     assert sentence(note.text) == "Profile mine: do not use; see sim calibrate check p/mine."
     stored = json.loads(json.dumps(note))
     assert Note(*stored) == note
+
+
+def test_lengths_without_contents_on_a_prefix_cache_are_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A result of a benchmark has no prompts, so it loses the prefixes that they share."""
+    monkeypatch.chdir(tmp_path)
+    bench = {"input_lens": [40, 50], "output_lens": [2, 2], "ttfts": [0.1, 0.1], "itls": [[0.1], [0.1]],
+             "start_times": [0.0, 0.5], "errors": ["", ""], "num_prompts": 2, "backend": "vllm"}  # fmt: skip
+    Path("bench.json").write_text(json.dumps(bench))
+    Path("lengths.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,40,2\n0.5,50,2\n")
+    line = "sim: warning: the prefix cache is on, but the trace has only the lengths of its prompts"
+    settings = ("--set", "profile={base: 0.01}", "--set", "engine.num_blocks=64")
+    for trace in ("bench.json", "lengths.csv"):
+        said = run_sim(capsys, "run", "--trace", trace, "--policy", "vllm-v1", *settings)
+        assert said.code == 0 and [text[: len(line)] for text in said.error.splitlines()] == [line]
+        off = run_sim(
+            capsys, "run", "--trace", trace, "--policy", "vllm-v1", *settings,
+            "--set", "policy.enable_prefix_caching=false",
+        )  # fmt: skip
+        assert off.code == 0 and off.error == ""

@@ -14,7 +14,7 @@ import pytest
 
 aiohttp = pytest.importorskip("aiohttp")
 from aiohttp import web  # noqa: E402
-from servesim.calibrate.client.load_generator import LoadGenerator, send  # noqa: E402
+from servesim.calibrate.client.load_generator import KEEP_ALIVE_S, LoadGenerator, send  # noqa: E402
 from servesim.calibrate.client.protocols import Event, LlmServing, OpenAI  # noqa: E402
 from servesim.calibrate.replay.http_client import client_metrics, run_from_responses  # noqa: E402
 from servesim.config.scenario import scenario_from  # noqa: E402
@@ -49,6 +49,7 @@ def server(handler: Callable[[web.Request, int], Any]) -> Iterator[str]:
 
         app = web.Application()
         app.router.add_post("/models/llama2/generate_stream", handle)
+        app.router.add_post("/v1/completions", handle)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -86,7 +87,7 @@ def outcomes(load: LoadGenerator) -> dict[str, int]:
 
 def test_every_kind_of_server_failure_is_counted() -> None:
     async def faulty(request: web.Request, number: int) -> web.StreamResponse:
-        kind = number % 8
+        kind = int(request.headers["X-Request-Id"]) % 8  # a request without an answer is sent twice
         if kind == 0:
             return web.Response(status=503, text="busy")
         if kind == 1:
@@ -131,6 +132,40 @@ def test_a_server_gets_the_ids_of_the_trace() -> None:
 def test_an_unreachable_server_is_reported_at_once() -> None:
     load = send("http://127.0.0.1:9", LlmServing(), make_requests(20), timeout=60.0)
     assert outcomes(load) == {"broken": 20}
+
+
+def test_a_request_whose_connection_is_dropped_is_sent_once_more() -> None:
+    seen: Counter[str] = Counter()
+
+    async def drops(request: web.Request, _: int) -> web.StreamResponse:
+        id = request.headers["X-Request-Id"]
+        seen[id] += 1
+        if id == "0" or (id == "1" and seen[id] == 1):
+            assert request.transport is not None
+            request.transport.abort()
+        return await answer(request, TOKEN, TOKEN, LAST)
+
+    with server(drops) as url:
+        load = send(url, LlmServing(), make_requests(3), timeout=60.0)
+    assert seen == {"0": 2, "1": 2, "2": 1}
+    assert [(sent.outcome, sent.repeated) for sent in load.sent_requests] == [
+        ("broken", True), ("finished", True), ("finished", False),
+    ]  # fmt: skip
+    assert client_metrics(load)["repeated"] == 2
+
+
+def test_an_idle_connection_is_closed_before_vllm_closes_it() -> None:
+    ports = []
+
+    async def note_port(request: web.Request, _: int) -> web.StreamResponse:
+        assert request.transport is not None
+        ports.append(request.transport.get_extra_info("peername")[1])
+        return web.Response(body=b"data: [DONE]\n")
+
+    with server(note_port) as url:
+        arrivals = (0.0, 0.5, KEEP_ALIVE_S + 1.5)
+        send(url, OpenAI("m"), [Request(id, arrival, 4, 1) for id, arrival in enumerate(arrivals)], timeout=60.0)
+    assert len(ports) == 3 and ports[2] != ports[1]
 
 
 def test_a_killed_server_breaks_open_requests_without_a_hang() -> None:

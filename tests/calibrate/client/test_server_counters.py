@@ -10,7 +10,12 @@ import pytest
 pytest.importorskip("aiohttp")
 from servesim.calibrate.client.load_generator import send
 from servesim.calibrate.client.protocols import OpenAI
-from servesim.calibrate.client.server_counters import counted_between, read_counters, round_trip_ms
+from servesim.calibrate.client.server_counters import (
+    counted_between,
+    read_counters,
+    read_settings,
+    round_trip_ms,
+)
 from servesim.core import Request
 
 from ..server.serving import service
@@ -30,6 +35,12 @@ vllm:time_to_first_token_seconds_count{engine="0",model_name="tiny"} 60.0
 vllm:time_to_first_token_seconds_sum{engine="0",model_name="tiny"} 479.267
 process_cpu_seconds_total 12.5
 """
+# Of vLLM 0.32.0 with --num-gpu-blocks-override 513; shortened.
+SETTINGS = (
+    'vllm:cache_config_info{_block_size_resolved="True",block_size="32",cache_dtype="auto",enable_prefix_caching="True",'
+    'engine="0",kv_cache_dtype_skip_layers="[]",num_cpu_blocks="None",num_gpu_blocks="513",'
+    'num_gpu_blocks_override="513",user_specified_block_size="True"} 1.0\n'
+)
 FIRST_TOKEN = "vllm:time_to_first_token_seconds"
 
 
@@ -112,3 +123,13 @@ def test_a_server_without_metrics_has_no_counters() -> None:
         assert (round_trip_ms(server.url) or 0) > 0  # a 404 is an answer
     assert read_counters("http://127.0.0.1:9") == {}
     assert round_trip_ms("http://127.0.0.1:9") is None
+
+
+def test_settings_of_vllm_are_read_without_its_null_block() -> None:
+    with recording_server(models=[{"id": "tiny", "owned_by": "vllm"}]) as server:
+        server.metrics, server.version = VLLM + SETTINGS, "0.32.0+cpu"
+        settings = {"version": "0.32.0", "block_size": 32, "num_blocks": 512, "prefix_cache": True}
+        assert read_settings(server.url) == settings
+        server.metrics = SETTINGS.replace(',engine="0"', "").replace('"True"', '"?"')  # V0 has no null block
+        assert read_settings(server.url) == {"version": "0.32.0", "block_size": 32, "num_blocks": 513}
+    assert read_settings("http://127.0.0.1:9") == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, Optional
 
@@ -17,6 +18,7 @@ from servesim.runs.run_folder import read_sent
 
 from ...commands.running import run_sim
 from ..client.recording_server import RecordingServer, recording_server
+from ..client.test_server_counters import SETTINGS
 from ..client.vocabularies import count_llama_tokens
 from ..server.serving import ask, service
 
@@ -270,6 +272,40 @@ def test_a_simulated_front_end_is_no_part_of_the_error(tmp_path: Path) -> None:
     assert row.from_http == 0
     assert MetricRow("mean_ttft_ms", 30.0, 40.0, outside_server=(0.0, 10.0)).from_http == -0.25
     assert MetricRow("mean_ttft_ms", 30.0, 40.0).from_http is None
+
+
+def test_settings_in_which_the_server_differs_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before the run, in the comparison, and when the runs are compared again."""
+    trace, out = write_trace(tmp_path, [{"prompt_tokens": 50}]), tmp_path / "out"
+    settings = ["policy.name=vllm-v1", "policy.enable_prefix_caching=false", "engine.num_blocks=100"]
+    options = [word for setting in settings for word in ("--set", setting)]
+    with recording_server(models=[{"id": "m", "owned_by": "vllm"}]) as server:
+        server.metrics, server.version = SETTINGS.replace("513", "4097"), "0.30.0"
+        said = run_sim(capsys, "replay", "--trace", trace, *options, "--url", server.url, "--quiet", "-o", str(out))
+        assert said.code == 0, said.error
+        live_only = run_sim(capsys, "replay", "--trace", trace, *options, "--url", server.url, "--quiet", "--live-only")
+    different = [
+        "engine.block_size: the server has 32, but 16 is simulated",
+        "engine.num_blocks: the server has 4,096, but 100 is simulated",
+        "prefix cache: the server has on, but off is simulated",
+        "the server runs vLLM 0.30.0, but the rules of ",
+    ]
+    assert notes_of(said.error, "sim: warning: ") == different
+    assert notes_of(live_only.error, "sim: warning: ") == different
+    assert notes_of(said.out, "note: ") == different
+    again = run_sim(capsys, "verify", str(out / "sim"), str(out / "live"))
+    assert notes_of(again.out, "note: ") == different
+    equal = ["engine.block_size=32", "engine.num_blocks=4096", "policy.enable_prefix_caching=true", settings[0]]
+    options = [word for setting in (*equal, "policy.version=0.30.0") for word in ("--set", setting)]
+    assert main(["run", "--trace", trace, *options, "-o", str(tmp_path / "equal"), "--quiet"]) == 0
+    again = run_sim(capsys, "verify", str(tmp_path / "equal"), str(out / "live"))
+    assert notes_of(again.out, "note: ") == []
+
+
+def notes_of(printed: str, mark: str) -> list[str]:
+    """Return the marked lines about settings, up to the second version."""
+    lines = [line[len(mark) :] for line in printed.splitlines() if line.startswith(mark) and "the server" in line]
+    return [re.sub(r"rules of .*", "rules of ", line) for line in lines]
 
 
 def test_warm_up_requests_are_sent_at_once() -> None:

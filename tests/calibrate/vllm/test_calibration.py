@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +14,12 @@ from servesim.calibrate.client.load_generator import SentRequest
 from servesim.calibrate.replay.replay import ReplayedScenario, replay_requests
 from servesim.calibrate.replay.verify import compare
 from servesim.calibrate.vllm import recording as recording_module
-from servesim.calibrate.vllm.calibration import METRICS, FittedServer, dominant_cause, write_fit
+from servesim.calibrate.vllm.calibration import METRICS, FittedServer, write_fit
+from servesim.calibrate.vllm.causes import dominant_cause
 from servesim.calibrate.vllm.recording import Recording, front_end_seconds, open_recording
 from servesim.config.scenario import scenario_from
 from servesim.core import Request
+from servesim.costs.derived import ScaledCost
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.runs.run_folder import read_run, run_data
 from servesim.runs.simulate import simulate
@@ -84,3 +87,32 @@ def test_the_front_end_is_the_time_outside_the_engine(recording: Recording) -> N
         sent.append(SentRequest(Request(id, 0.0, 1, 1), 0.0, sent_at=5.0, times=[5.0 + engine + 0.012]))
     assert front_end_seconds(single, sent) == pytest.approx(0.012)
     assert front_end_seconds(single, sent[:-1]) is None  # a request of another client
+
+
+def with_error(replayed: ReplayedScenario, metric: str, error: float) -> ReplayedScenario:
+    """Change the measured value of a metric, so that it has this error."""
+    assert replayed.comparison is not None
+    rows = replayed.comparison.rows
+    value = (replayed.comparison.row(metric).simulated or 0.0) / (1 + error)
+    changed = [replace(row, measured=value) if row.metric == metric else row for row in rows]
+    return replace(replayed, comparison=replace(replayed.comparison, rows=changed))
+
+
+def test_a_cause_is_named_if_the_error_disappears_without_it(fitted: FittedServer, recordings: Path) -> None:
+    slow = replace(fitted.profile, cost=ScaledCost(fitted.profile.cost, 1.5))
+    cause = dominant_cause(replace(fitted, profile=slow), compared(fitted, recordings, slow))
+    assert cause is not None
+    assert re.search(r"^step times: the steps of the check took 3\d\.\d% less than predicted \(explains \w+ \+", cause)
+    late = replace(fitted.profile, about={**fitted.profile.about, "front_end": {"seconds": 0.3}})
+    cause = dominant_cause(replace(fitted, profile=late), compared(fitted, recordings, late))
+    assert cause is not None and cause.startswith("front end: ") and "300 ms simulated" in cause
+
+
+def test_no_cause_is_named_if_none_explains_the_error(fitted: FittedServer, recordings: Path) -> None:
+    """Steps that took less time than predicted do not explain a TTFT that was longer than predicted."""
+    slow = replace(fitted.profile, cost=ScaledCost(fitted.profile.cost, 1.035))
+    replayed = with_error(compared(fitted, recordings, slow), "mean_ttft_ms", -0.24)
+    cause = dominant_cause(replace(fitted, profile=slow), replayed)
+    assert cause is not None
+    assert cause.startswith("not found: nothing that was measured explains mean_ttft_ms -24.0%")
+    assert "step times: the steps of the check took 3." in cause and "sim policies prove" in cause
