@@ -48,9 +48,10 @@ class DecisionLog:
         arrived = [entry for id, entry in scheduler.requests.items() if id not in self._seen]
         if self._origin is None and arrived:
             self._origin = arrived[0].arrival_time
-        waiting = [entry.request_id for entry in scheduler.waiting]
+        in_order = getattr(scheduler, "in_order", list)  # stock vLLM has them in its own order
+        waiting = [entry.request_id for entry in in_order(scheduler.waiting)]
         running = [entry.request_id for entry in scheduler.running]
-        preempted = [id for id in reversed(waiting) if id in before.running]
+        preempted = [entry.request_id for entry in scheduler.waiting if entry.request_id in before.running][::-1]
         tokens = output.num_scheduled_tokens
         if not tokens and not preempted:
             return

@@ -20,6 +20,7 @@ from importlib import import_module
 from typing import Any
 
 FILE_VARIABLE = "SERVESIM_STEPS"
+SCHEDULERS = "vllm.v1.core.sched"  # package
 SECTIONS = {  # of vLLM's configuration, and the settings to write: not all, because some are secret
     "scheduler": (),  # all
     "cache": (),
@@ -34,15 +35,20 @@ CLIENT_ID = re.compile(r"(?:chat)?cmpl-(.+?)(?:-\d+)?(?:-[0-9a-f]{8})?")
 
 def recording_scheduler(vllm_config: Any, *args: Any, **options: Any) -> Any:
     """Return vLLM's scheduler for these settings, which also records its steps."""
-    is_async = getattr(vllm_config.scheduler_config, "async_scheduling", False)
-    module, name = ("async_scheduler", "AsyncScheduler") if is_async else ("scheduler", "Scheduler")
-    base = getattr(import_module(f"vllm.v1.core.sched.{module}"), name)
     path = os.environ.get(FILE_VARIABLE)
     if not path:
         raise ValueError(f"{FILE_VARIABLE}: expected the file to write the steps to, got no such environment variable")
-    recorder = type(f"Recording{name}", (StepRecorder, base), {})(vllm_config, *args, **options)
+    base = vllm_scheduler(vllm_config)
+    recorder = type(f"Recording{base.__name__}", (StepRecorder, base), {})(vllm_config, *args, **options)
     recorder.open_log(path)
     return recorder
+
+
+def vllm_scheduler(vllm_config: Any) -> Any:
+    """Return the scheduler class that vLLM has for these settings. Only here it is imported."""
+    is_async = getattr(vllm_config.scheduler_config, "async_scheduling", False)
+    module, name = ("async_scheduler", "AsyncScheduler") if is_async else ("scheduler", "Scheduler")
+    return getattr(import_module(f"{SCHEDULERS}.{module}"), name)
 
 
 class StepRecorder:
@@ -51,7 +57,7 @@ class StepRecorder:
     def open_log(self, path: str) -> None:
         """Write the header. A thread writes the lines: the engine does not wait for the file."""
         self.steps = 0
-        self.arrived: list[tuple[str, float]] = []  # requests since the last step, and when the scheduler got them
+        self.arrived: list[tuple[str, float, float]] = []  # since the last step: id, now, the stamp of the front end
         self.unfinished: dict[int, dict[str, Any]] = {}  # steps without a result, by the identity of their decision
         self.lines: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.lines.put({"header": describe_engine(self)})
@@ -59,7 +65,7 @@ class StepRecorder:
         threading.Thread(target=write_lines, args=(log, self.lines), daemon=True, name="servesim-steps").start()
 
     def add_request(self, request: Any, *args: Any, **options: Any) -> Any:
-        self.arrived.append((request.request_id, time.monotonic()))
+        self.arrived.append((request.request_id, time.monotonic(), request.arrival_time))
         return super().add_request(request, *args, **options)  # type: ignore[misc]
 
     def schedule(self, *args: Any, **options: Any) -> Any:
