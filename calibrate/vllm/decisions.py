@@ -13,12 +13,14 @@ from typing import Any, NamedTuple, Optional
 from servesim.calibrate.adapter.vllm_recorder import client_id
 from servesim.calibrate.replay.resimulate import MeasuredCost, simulate_with_cost
 from servesim.calibrate.replay.verify import Decisions
-from servesim.config.scenario import Scenario
+from servesim.config.scenario import FrontEnd, Scenario
 from servesim.core import Request, Shape
 from servesim.costs.device_profile import Profile
 from servesim.engine.step import ModelCall
 from servesim.files.step_table import MeasuredStep
 from servesim.runs.simulate import copy_requests
+
+AT_ONCE = FrontEnd(seconds=0.0, per_request=0.0)  # the delay of the front end is part of the recorded arrivals
 
 
 class Decision(NamedTuple):
@@ -47,19 +49,19 @@ def compare_decisions(
 ) -> Optional[Decisions]:
     """Simulate recorded steps again; return how many decisions are equal. None if the arrivals are not recorded."""
     lines = [{key: json.loads(step.cells.get(key) or "[]") for key in ("arrived", "preempted")} for step in steps]
-    seen = arrivals(steps, [[str(client_id(id)) for id, _ in line["arrived"]] for line in lines])
+    seen = arrivals(steps, [[str(client_id(id)) for id, *_ in line["arrived"]] for line in lines])
     if {str(request.id) for request in requests} != set(seen):
         return None  # the log of an older recorder, or requests of other clients
     origin, copies = min(seen.values()), copy_requests(requests)
     for request in copies:
         request.sent = request.arrival = request.state_since = seen[str(request.id)] - origin
         request.follows = None
-    engine = scenario.engine.model_copy(update={"front_end": scenario.engine.front_end.model_copy(update={"seconds": 0.0})})
+    place = {id: number for number, id in enumerate(seen)}
+    copies.sort(key=lambda request: place[str(request.id)])
     calls = [ModelCall(0.0, 0.0, end - origin, step.shape) for step, end in zip(steps, step_ends(steps))]
-    order = sorted(copies, key=lambda request: list(seen).index(str(request.id)))
-    _, rows = simulate_with_cost(
-        scenario.model_copy(update={"engine": engine}), order, profile, RecordedTimes(calls, profile.cost)
-    )
+    engine = scenario.engine.model_copy(update={"front_end": AT_ONCE})
+    scenario = scenario.model_copy(update={"engine": engine})
+    _, rows = simulate_with_cost(scenario, copies, profile, RecordedTimes(calls, profile.cost))
     ours = [simulated_decision(row) for row in rows if row["chunks"]]
     theirs = [recorded_decision(step, line["preempted"]) for step, line in zip(steps, lines)]
     equal = [one == two for one, two in zip(ours, theirs)]
