@@ -62,7 +62,7 @@ ALLOWED: dict[str, set[str]] = {
     "calibrate.engines": STUDY | {"calibrate.device"},
     "calibrate.imports": STUDY | {"calibrate.device", "calibrate.probe"},
     "calibrate.tune": REPLAY | {"calibrate.logs", "calibrate.tune"},
-    "calibrate.vllm": REPLAY | {"calibrate.imports"},
+    "calibrate.vllm": REPLAY | {"calibrate.imports", "calibrate.adapter"},
     "frames": REPLAY | RESULTS,
     "explorer": RESULTS | {"web"},
     "api": REPLAY | RESULTS | {"explorer", "frames"},

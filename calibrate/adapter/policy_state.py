@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from servesim.core import BadInput, Plan, Policy, Request, View
 from servesim.engine.queues import FifoQueue, RequestQueue, SortedQueue
+from servesim.engine.rules import rules_of
 from servesim.policies import POLICIES
 
 POLICY_VARIABLE = "SERVESIM_POLICY"  # environment: {"name": ..., fields...}
@@ -49,10 +50,7 @@ class PolicyState:
 
     def waiting_queue(self) -> RequestQueue:
         """Return an empty waiting queue, in the policy's order."""
-        return SortedQueue(self._sort_key) if self.policy.is_sorted else FifoQueue()
-
-    def _sort_key(self, request: Request) -> Any:
-        return self.policy.sort_key(request), request.arrival, request.serial
+        return SortedQueue(rules_of(self.policy).waiting_key(self.policy)) if self.policy.is_sorted else FifoQueue()
 
     def promote(self, waiting: Any, now: float) -> None:
         """Move requests that have waited longer than `max_wait` to the front, after those moved earlier."""

@@ -7,21 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Optional, TextIO
 
+from .vllm_recorder import client_id
+
 LOG_VARIABLE = "SERVESIM_DECISIONS"  # environment: file of the decision log
-# How vLLM's API server extends the id that a client sends as X-Request-Id; the random end may be switched off.
-CLIENT_ID = re.compile(r"(?:chat)?cmpl-(.+?)(?:-\d+)?(?:-[0-9a-f]{8})?")
-
-
-def client_id(id: str) -> Any:
-    """Return the id that the client gave, as traces have it: a number if it is one."""
-    match = CLIENT_ID.fullmatch(id)
-    name = match[1] if match else id
-    return int(name) if name.isascii() and name.isdecimal() and str(int(name)) == name else name
 
 
 def client_ids(ids: Iterable[str]) -> list[Any]:
@@ -56,9 +48,10 @@ class DecisionLog:
         arrived = [entry for id, entry in scheduler.requests.items() if id not in self._seen]
         if self._origin is None and arrived:
             self._origin = arrived[0].arrival_time
-        waiting = [entry.request_id for entry in scheduler.waiting]
+        in_order = getattr(scheduler, "in_order", list)  # stock vLLM has them in its own order
+        waiting = [entry.request_id for entry in in_order(scheduler.waiting)]
         running = [entry.request_id for entry in scheduler.running]
-        preempted = [id for id in reversed(waiting) if id in before.running]
+        preempted = [entry.request_id for entry in scheduler.waiting if entry.request_id in before.running][::-1]
         tokens = output.num_scheduled_tokens
         if not tokens and not preempted:
             return

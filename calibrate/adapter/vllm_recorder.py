@@ -4,8 +4,8 @@
     vllm serve MODEL --scheduler-cls servesim.calibrate.adapter.vllm_recorder.recording_scheduler
 
 vLLM's own scheduler decides. The file is a step log: a first line with the version and the settings of the server, then
-one line per step with its shape, the time of its decision and the time of its result. This module imports nothing of
-servesim, so a server can load it as a single file.
+one line per step with its shape, the requests that arrived before it and that it preempted, the time of its decision
+and the time of its result. This module imports nothing of servesim, so a server can load it as a single file.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import threading
 import time
 from importlib import import_module
 from typing import Any
 
 FILE_VARIABLE = "SERVESIM_STEPS"
+SCHEDULERS = "vllm.v1.core.sched"  # package
 SECTIONS = {  # of vLLM's configuration, and the settings to write: not all, because some are secret
     "scheduler": (),  # all
     "cache": (),
@@ -27,19 +29,26 @@ SECTIONS = {  # of vLLM's configuration, and the settings to write: not all, bec
 }
 FEATURES = ("speculative", "lora", "kv_transfer", "ec_transfer")  # sections that are None if the feature is off
 PLAIN = (bool, int, float, str, type(None))
+# How vLLM's API server extends the id that a client sends as X-Request-Id; the random end may be switched off.
+CLIENT_ID = re.compile(r"(?:chat)?cmpl-(.+?)(?:-\d+)?(?:-[0-9a-f]{8})?")
 
 
 def recording_scheduler(vllm_config: Any, *args: Any, **options: Any) -> Any:
     """Return vLLM's scheduler for these settings, which also records its steps."""
-    is_async = getattr(vllm_config.scheduler_config, "async_scheduling", False)
-    module, name = ("async_scheduler", "AsyncScheduler") if is_async else ("scheduler", "Scheduler")
-    base = getattr(import_module(f"vllm.v1.core.sched.{module}"), name)
     path = os.environ.get(FILE_VARIABLE)
     if not path:
         raise ValueError(f"{FILE_VARIABLE}: expected the file to write the steps to, got no such environment variable")
-    recorder = type(f"Recording{name}", (StepRecorder, base), {})(vllm_config, *args, **options)
+    base = vllm_scheduler(vllm_config)
+    recorder = type(f"Recording{base.__name__}", (StepRecorder, base), {})(vllm_config, *args, **options)
     recorder.open_log(path)
     return recorder
+
+
+def vllm_scheduler(vllm_config: Any) -> Any:
+    """Return the scheduler class that vLLM has for these settings. Only here it is imported."""
+    is_async = getattr(vllm_config.scheduler_config, "async_scheduling", False)
+    module, name = ("async_scheduler", "AsyncScheduler") if is_async else ("scheduler", "Scheduler")
+    return getattr(import_module(f"{SCHEDULERS}.{module}"), name)
 
 
 class StepRecorder:
@@ -48,20 +57,28 @@ class StepRecorder:
     def open_log(self, path: str) -> None:
         """Write the header. A thread writes the lines: the engine does not wait for the file."""
         self.steps = 0
+        self.arrived: list[tuple[str, float, float]] = []  # since the last step: id, now, the stamp of the front end
         self.unfinished: dict[int, dict[str, Any]] = {}  # steps without a result, by the identity of their decision
         self.lines: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.lines.put({"header": describe_engine(self)})
         log = open(path, "w", encoding="utf-8")  # noqa: SIM115  open as long as the server runs
         threading.Thread(target=write_lines, args=(log, self.lines), daemon=True, name="servesim-steps").start()
 
+    def add_request(self, request: Any, *args: Any, **options: Any) -> Any:
+        self.arrived.append((request.request_id, time.monotonic(), request.arrival_time))
+        return super().add_request(request, *args, **options)  # type: ignore[misc]
+
     def schedule(self, *args: Any, **options: Any) -> Any:
         start = time.monotonic()
         decision = super().schedule(*args, **options)  # type: ignore[misc]
         if decision.total_num_scheduled_tokens:
             self.steps += 1
-            waiting = len(self.waiting)  # type: ignore[attr-defined]
-            self.unfinished[id(decision)] = {"step": self.steps, "start": start, "waiting": waiting}
-            self.unfinished[id(decision)].update(step_shape(decision.num_scheduled_tokens, self.requests))  # type: ignore[attr-defined]
+            arrived, self.arrived = self.arrived, []
+            self.unfinished[id(decision)] = {
+                "step": self.steps, "start": start, "waiting": len(self.waiting), "arrived": arrived,  # type: ignore[attr-defined]
+                "preempted": sorted(getattr(decision, "preempted_req_ids", None) or ()),
+                **step_shape(decision.num_scheduled_tokens, self.requests),  # type: ignore[attr-defined]
+            }  # fmt: skip
         return decision
 
     def update_from_output(self, decision: Any, output: Any, *args: Any, **options: Any) -> Any:
@@ -114,3 +131,10 @@ def write_lines(log: Any, lines: queue.SimpleQueue[dict[str, Any]]) -> None:
     while True:
         log.write(json.dumps(lines.get(), default=str) + "\n")
         log.flush()
+
+
+def client_id(id: str) -> Any:
+    """Return the id that the client gave, as traces have it: a number if it is one."""
+    match = CLIENT_ID.fullmatch(id)
+    name = match[1] if match else id
+    return int(name) if name.isascii() and name.isdecimal() and str(int(name)) == name else name

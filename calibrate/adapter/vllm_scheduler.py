@@ -28,10 +28,10 @@ from servesim.policies.vllm_v1 import VLLMV1
 
 from .policy_state import POLICY_VARIABLE, fields_from, make_policy
 from .vllm_decisions import open_log
+from .vllm_recorder import SCHEDULERS, vllm_scheduler
 from .vllm_view import VllmState, blocks_of
 
 PLANNING_POINT = "_reserve_prefill_lookahead"  # vLLM's scheduler asks it for the tokens of a request
-VLLM_SCHEDULERS = "vllm.v1.core.sched"  # package
 LIMITS = {"max_num_seqs": "max_num_running_reqs", "max_num_batched_tokens": "max_num_scheduled_tokens"}
 FLAGS = (  # of vLLM's scheduler that are fields of vllm-v1, under the same names
     "max_num_active_seqs", "enable_chunked_prefill", "long_prefill_token_threshold",
@@ -126,7 +126,7 @@ def refusal(error: Exception) -> SystemExit:
 
 def new_queue(entries: Iterable[Any] = ()) -> Any:
     """Return a waiting queue of vLLM in the order of the entries."""
-    return importlib.import_module(f"{VLLM_SCHEDULERS}.request_queue").FCFSRequestQueue(entries)
+    return importlib.import_module(f"{SCHEDULERS}.request_queue").FCFSRequestQueue(entries)
 
 
 Base: Any = object  # in the classes that vLLM loads, its scheduler is the last base
@@ -182,7 +182,8 @@ class PolicyDecisions(Base):  # type: ignore[misc]
         if self.pause_state.name == "PAUSED_ALL":
             return super().schedule(*args, **kwargs)
         ready = [entry for entry in self.waiting if self.is_ready(entry)]
-        view = self.policy_state.read_state(self, ready, self.clock())
+        self.decided = self.clock()
+        view = self.policy_state.read_state(self, ready, self.decided)
         try:
             plan = self.policy_state.decide(view)
             self.tokens = planned_tokens(plan, view.running)
@@ -193,6 +194,10 @@ class PolicyDecisions(Base):  # type: ignore[misc]
         except (BadInput, Stuck) as error:
             raise refusal(error) from None
         return output
+
+    def in_order(self, waiting: Iterable[Any]) -> Iterable[Any]:
+        """Return waiting requests in the order of the policy; vLLM's queue has that of arrival."""
+        return self.policy_state.in_order(waiting, self.decided)
 
     def is_ready(self, entry: Any) -> bool:
         """Whether vLLM itself could admit a waiting request."""
@@ -262,11 +267,9 @@ class PolicyDecisions(Base):  # type: ignore[misc]
 
 
 @cache
-def scheduler_class(parts: tuple[type, ...], is_async: bool) -> Any:
-    """Return a scheduler class of vLLM with further parts. Only here its scheduler is imported."""
-    name, module = ("AsyncScheduler", "async_scheduler") if is_async else ("Scheduler", "scheduler")
-    base = getattr(importlib.import_module(f"{VLLM_SCHEDULERS}.{module}"), name)
-    return type(name, (*parts, base), {})
+def scheduler_class(parts: tuple[type, ...], base: type) -> Any:
+    """Return a scheduler class of vLLM with further parts."""
+    return type(base.__name__, (*parts, base), {})
 
 
 class LoggedScheduler:
@@ -275,8 +278,7 @@ class LoggedScheduler:
     parts: tuple[type, ...] = (LoggedDecisions,)
 
     def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
-        is_async = bool(vllm_config.scheduler_config.async_scheduling)
-        return scheduler_class(cls.parts, is_async)(vllm_config, *args, **kwargs)
+        return scheduler_class(cls.parts, vllm_scheduler(vllm_config))(vllm_config, *args, **kwargs)
 
 
 class PolicyScheduler(LoggedScheduler):

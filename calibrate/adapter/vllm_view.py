@@ -11,7 +11,7 @@ from typing import Any, Optional
 
 from servesim.core import NOT_CACHED, BlockPool, CachedPrefix, CacheDraft, Chunk, Request, View
 from servesim.engine.cohort import Cohort
-from servesim.engine.queues import FifoQueue, running_queues
+from servesim.engine.queues import FifoQueue, RequestQueue, running_queues
 from servesim.engine.rules import rules_of
 
 from .policy_state import PolicyState
@@ -25,7 +25,7 @@ class VllmState(PolicyState):
         blocks = scheduler.kv_cache_manager.block_pool
         pool = BlockPool(blocks.num_gpu_blocks - 1, scheduler.block_size)  # vLLM counts the null block
         pool.free = blocks.get_num_free_blocks()
-        cohort, queue = Cohort(pool.block_size), self.waiting_queue()
+        cohort = Cohort(pool.block_size)
         running, prefilling = running_queues(rules_of(self.policy).running_order)
         for entry in scheduler.running:
             request = self._update(entry, "running", len(blocks_of(scheduler, entry)), now)
@@ -35,13 +35,23 @@ class VllmState(PolicyState):
                 prefilling.push(request)
             elif not awaits_end(entry, scheduler.max_model_len):
                 cohort.join(request)
-        for entry in waiting:
-            queue.push(self._update(entry, "waiting", 0, now))
-        self.promote(queue, now)
+        queue = self._sorted(waiting, now)
         draft = BlockDraft(scheduler) if scheduler.kv_cache_manager.enable_caching else None
         view = View(queue, running, FifoQueue(), prefilling, FifoQueue(), pool, cohort, scheduler.max_model_len, draft)
         view.now = now
         return view
+
+    def in_order(self, waiting: Iterable[Any], now: float) -> list[Any]:
+        """Return waiting entries in the order of the policy."""
+        entries = {entry.request_id: entry for entry in waiting}
+        return [entries[request.id] for request in self._sorted(entries.values(), now)]
+
+    def _sorted(self, waiting: Iterable[Any], now: float) -> RequestQueue:
+        queue = self.waiting_queue()
+        for entry in waiting:
+            queue.push(self._update(entry, "waiting", 0, now))
+        self.promote(queue, now)
+        return queue
 
     def make_request(self, entry: Any, now: float) -> Request:
         limit = entry.max_tokens

@@ -284,3 +284,13 @@ def list_models(url: str) -> list[dict[str, Any]]:
 def first_model(url: str) -> str:
     """Return the name of the first model that a server lists."""
     return str(list_models(url)[0]["id"])
+
+
+def check_model(url: str, model: str) -> None:
+    """Raise BadInput if a server lists its models and has no such one."""
+    try:
+        names = [one["id"] for one in list_models(url)]
+    except BadInput:
+        return  # it has no such list
+    if model not in names:
+        raise BadInput(f"--served-model {model}: the server at {url} has no such model; it has {', '.join(names)}")

@@ -11,10 +11,12 @@ import random
 from array import array
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import Optional
 
 from servesim.core import Request
 
-TOKEN_IDS = range(100, 10_000)  # valid for any model
+# In the vocabulary of nearly all models; the first ones can be special. A token id outside ends vLLM's engine.
+TOKEN_IDS = range(100, 1000)
 # Each word is one token, with and without a leading space, in the vocabularies of GPT-2, GPT-4, GPT-4o, Llama 2 and
 # Llama 3, and in `sim serve`. Its answers consist of them too.
 COMMON_WORDS = (
@@ -41,11 +43,14 @@ class Prompts:
     """Makes the prompts of a run. Equal seeds give equal prompts."""
 
     seed: str = ""
+    vocabulary: Optional[int] = None  # token ids of the model, if known
     answers: dict[Hashable, list[int]] = field(default_factory=dict)  # token ids that the server generated, by name
 
     def token_ids(self, request: Request) -> list[int]:
         """Return the prompt as token ids. Earlier answers in it are those of the server, if it has sent token ids."""
-        first, span = TOKEN_IDS.start, len(TOKEN_IDS)
+        last = min(TOKEN_IDS.stop, self.vocabulary or TOKEN_IDS.stop)
+        first = TOKEN_IDS.start if last > 2 * TOKEN_IDS.start else 0
+        span = last - first
         ids = [first + number % span for number in self._numbers(request, request.prompt)]
         if self.answers and request.content is not None:
             content = request.content

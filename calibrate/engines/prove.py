@@ -15,6 +15,7 @@ from servesim.config.registry import make_policy, preset, presets
 from servesim.config.scenario import Scenario
 from servesim.core import BadInput, Policy
 from servesim.core.policy import field_values
+from servesim.policies.vllm_v1.policy import NEWEST, OLDEST
 from servesim.runs.decision_log import InMemoryLog
 from servesim.runs.simulate import simulate
 
@@ -64,16 +65,26 @@ def rules_of(
     installed = EnginePolicy(**flags)
     release = version_numbers(installed.settings()["version"])
     known = [preset(title)["policy"] for title in presets() if preset(title)["policy"]["name"] == name]
-    known = [tree for tree in known if version_numbers(tree["version"]) <= release] or known
-    nearest = max(
-        known, key=lambda tree: version_numbers(tree["version"])
-    )  # the rules since then, if there are new ones
+    known.sort(key=lambda tree: version_numbers(tree["version"]))
+    newest = max([0, *(k for k, tree in enumerate(known) if version_numbers(tree["version"]) <= release)])
+    rules = known[newest]  # the rules since then, if there are new ones; of an older release, the oldest ones
     try:
-        return make_policy({**nearest, "version": ".".join(map(str, release)), **settings}), installed
+        return make_policy({**rules, "version": ".".join(map(str, release)), **settings}), installed
     except BadInput as bad:
         if "policy.version" not in str(bad) or "version" in settings:
             raise
-    return make_policy({**nearest, **settings}), installed
+    return make_policy({**rules, **settings}), installed
+
+
+def range_warning(policy: Policy, installed: EnginePolicy) -> Optional[str]:
+    """Return a warning if the installed engine has another version than the rules of the policy."""
+    release, rules = version_numbers(installed.settings()["version"]), version_numbers(policy_version(policy))
+    if release == rules:
+        return None
+    oldest, newest = (".".join(map(str, number)) for number in (OLDEST, NEWEST))
+    is_known = OLDEST <= release <= NEWEST
+    reason = "you set this version" if is_known else f"only the rules of {oldest} to {newest} are known"
+    return f"{installed.title} is compared with the rules of {policy_version(policy)}: {reason}"
 
 
 def engine_policy(policy: Policy, installed: EnginePolicy) -> dict[str, Any]:
@@ -153,11 +164,6 @@ def random_scenario(rng: random.Random) -> dict[str, Any]:
 def policy_version(policy: Policy) -> str:
     """Return the version whose rules a policy applies."""
     return str(field_values(policy)["version"])
-
-
-def new_proof(policy: Policy, name: str, installed: EnginePolicy) -> Proof:
-    """Return a result without steps."""
-    return Proof(name, policy_version(policy), installed.title)
 
 
 def compare(proof: Proof, label: str, scenario: Scenario, installed: EnginePolicy) -> None:

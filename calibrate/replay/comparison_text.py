@@ -86,7 +86,8 @@ def describe_decisions(comparison: Comparison) -> list[str]:
     else:
         time = "" if decisions.first is None else f", at t={decisions.first['t']:.4f} s"
         text = f"{decisions.simulated} steps simulated, {decisions.measured} measured; first difference at step "
-        text += f"{decisions.same}{time}; {decisions.alike} steps equal at the same index"
+        share = decisions.alike / max(1, decisions.measured)
+        text += f"{decisions.same}{time}; {share:.1%} of the measured steps are equal at the same index"
     lines = [f"decisions: {text}"]
     if comparison.calls_matched is not None:
         matched, calls = comparison.calls_matched

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Optional, Union
 
 import numpy as np
-from servesim.calibrate.client.load_generator import LoadGenerator, SentRequest, first_model, send
+from servesim.calibrate.client.load_generator import LoadGenerator, SentRequest, check_model, first_model, send
 from servesim.calibrate.client.prompts import Prompts, new_seed
 from servesim.calibrate.client.protocols import Api, LlmServing, OpenAI, output_length
 from servesim.calibrate.client.server_counters import (
@@ -57,11 +57,14 @@ class Target:
     timeout: float = 3600.0  # seconds per request
     warm_up: int = 0  # warm-up requests, not measured
     prompt_seed: str = field(default_factory=new_seed)  # a new one gives prompts that the server cannot have cached
+    vocabulary: Optional[int] = None  # token ids of the model, if known
 
     def make_api(self, prompts: Prompts) -> Api:
         if self.api == "llm-serving":
             return LlmServing(prompts)
-        return OpenAI(self.model or first_model(self.url), prompts)
+        if self.model is not None:
+            check_model(self.url, self.model)
+        return OpenAI(self.model or first_model(self.url), replace(prompts, vocabulary=self.vocabulary))
 
 
 def replay_against(

@@ -36,6 +36,11 @@ class MetricRow:
     outside_server: Optional[tuple[float, float]] = None  # the part before and after the server: simulated, measured
 
     @property
+    def is_time(self) -> bool:
+        """Whether the metric is a time, or a throughput."""
+        return self.metric.endswith(("_ms", "makespan", "throughput"))
+
+    @property
     def inside(self) -> Optional[bool]:
         """Whether the measured value is in the interval; None without one."""
         if self.interval is None or self.measured is None:

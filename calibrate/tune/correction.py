@@ -34,7 +34,7 @@ from .step_times import StepFactors, in_parts, region, scaled_parts, timed_steps
 MIN_SPREAD = 0.002  # of a factor, after measurements
 # Request times show the speed of all steps well, but less well how prompts and decodes share the error.
 FACTOR_PRIORS = {"factor": 0.5, "decode_ratio": 0.2}  # relative widths
-FIT_KEYS = ("fit", "error", "error_by_range", "total_error", "tied", "noise", "uncertainty", "grid")
+FIT_KEYS = ("fit", "error", "check", "error_by_range", "total_error", "tied", "noise", "uncertainty", "grid")
 
 
 class Factors(NamedTuple):

@@ -50,8 +50,8 @@ def dominant_cause(fitted: FittedServer, replayed: ReplayedScenario) -> Optional
     if named is not None and abs(left[named]) <= (1 - EXPLAINED) * abs(worst.error):
         return f"{named} (explains {about}: {left[named]:+.1%} without it)"
     effects = [f"{text} (changes it by {worst.error - error:+.1%})" for text, error in left.items()]
-    others = other_causes(fitted, replayed)
-    return "; ".join([f"not found: nothing that was measured explains {about}", *effects, *others])
+    unknown = f"not found: nothing that was measured explains {about}"
+    return "; ".join([unknown, *effects, *other_causes(fitted, replayed)])
 
 
 def metric_with(profile: Profile, replayed: ReplayedScenario, metric: str) -> Optional[float]:
@@ -65,16 +65,15 @@ def metric_with(profile: Profile, replayed: ReplayedScenario, metric: str) -> Op
 def causes(fitted: FittedServer, replayed: ReplayedScenario) -> Iterator[Cause]:
     """Yield what the recorder and the counters of the server show about the check."""
     profile = fitted.profile
-    checked = [step for step in fitted.recording.steps() if step.number > fitted.steps[-1].number]
-    timed = timed_steps(checked)
+    timed = timed_steps(fitted.checked)
     measured, predicted = sum(timed.seconds.tolist()), sum(map(profile.cost.duration, timed.shapes))
     if len(timed) and predicted > 0:
-        before, now = host_gap(fitted.steps), host_gap(checked)
+        before, now = host_gap(fitted.steps), host_gap(fitted.checked)
         host = (now - before) * len(timed) / predicted
         rest = measured / predicted - 1 - host
         gaps = f"host time: {1e3 * now:.3g} ms between two steps in the check, {1e3 * before:.3g} ms before"
-        size = f"{abs(rest):.1%} {'more' if rest > 0 else 'less'}"
-        steps = f"step times: the steps of the check took {size} than predicted"
+        more = "more" if rest > 0 else "less"
+        steps = f"step times: the steps of the check took {abs(rest):.1%} {more} than predicted"
         for text, change in ((gaps, host), (steps, rest)):
             if abs(change) > SMALL_CHANGE:
                 yield Cause(text, replace(profile, cost=ScaledCost(profile.cost, 1 + change)))
@@ -97,4 +96,6 @@ def other_causes(fitted: FittedServer, replayed: ReplayedScenario) -> Iterator[s
         yield f"vLLM {recording.version} runs, the rules of {recording.simulated_version} are simulated"
     if recording.unsimulated:
         yield f"settings that are not simulated: {', '.join(recording.unsimulated)}"
-    yield f"`{PROVE}` compares the decisions"
+    decisions = replayed.comparison.decisions
+    same = decisions is not None and decisions.identical
+    yield "all decisions are those of the server" if same else f"`{PROVE}` compares the decisions"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Optional
 
 from servesim.calibrate.client.load_generator import LoadGenerator, send
 from servesim.calibrate.client.prompts import Prompts
@@ -22,6 +22,7 @@ SINGLE_LENGTHS = (2048, 16, 32, 64, 128, 256, 512, 1024, 16, 32, 64, 128)  # sho
 CONTINUED = (64, 128, 256, 512, 1024)  # tokens of the first prompt that a later one repeats: the server has cached them
 ADDED_TOKENS = (16, 32, 64, 128)
 SINGLE_OUTPUT = 6
+EQUAL_REQUESTS, EQUAL_PROMPT, EQUAL_OUTPUT = 12, 32, 16  # they show the noise of the machine
 FIRST_BURST, BURST_GROWTH = 8, 4
 BURST_PART = 0.25  # of the seconds of a load: the last burst takes longer
 FIT_RATE, CHECK_RATE = 0.5, 0.75  # of the requests per second of the last burst
@@ -61,6 +62,13 @@ class LoadPlan:
         }
 
 
+class Bursts(NamedTuple):
+    """Bursts that were sent."""
+
+    rate: float  # requests per second of the last one
+    sizes: Sequence[int]  # requests of each one
+
+
 @dataclass(frozen=True)
 class LoadClient:
     """Sends the loads of a plan to one server."""
@@ -83,20 +91,26 @@ class LoadClient:
         chain = []
         for k, (cached, added) in enumerate(prompts):
             content = content_of_pieces([(0, cached), (k, added)])
-            follows = f"{k - 1}" if k else None
-            chain.append(Request(f"{k}", 0.0, cached + added, SINGLE_OUTPUT, follows=follows, content=content))
+            chain.append(Request(f"{k}", 0.0, cached + added, SINGLE_OUTPUT, follows=before(k), content=content))
         return self.send(name, chain)
 
-    def send_bursts(self) -> float:
-        """Send bursts that grow until one is long enough, or fills all slots; return its requests per second."""
-        count = min(FIRST_BURST, self.max_num_seqs)
+    def send_equal(self, name: str, count: int) -> list[float]:
+        """Send equal requests one by one; return the seconds from the first to the last token of each."""
+        prompt = min(EQUAL_PROMPT, self.max_model_len // 2)
+        chain = [Request(f"{k}", 0.0, prompt, EQUAL_OUTPUT, follows=before(k)) for k in range(count)]
+        return [sent.times[-1] - sent.times[0] for sent in self.send(name, chain).sent_requests]
+
+    def send_bursts(self) -> Bursts:
+        """Send bursts that grow until one is long enough, or fills all slots."""
+        count, sizes = min(FIRST_BURST, self.max_num_seqs), []
         while True:
+            sizes.append(count)
             workload = {**self.plan.workload(1.0, self.max_model_len), "requests": count}
             requests = [Request(one.id, 0.0, one.prompt, one.output) for one in synthesise(workload, count).requests]
             sent = self.send(f"burst of {count}", requests).sent_requests
             seconds = max(one.ended_at or 0.0 for one in sent)
             if seconds >= BURST_PART * self.plan.seconds or count >= self.max_num_seqs:
-                return count / seconds
+                return Bursts(count / seconds, sizes)
             count = min(BURST_GROWTH * count, self.max_num_seqs)
 
     def send_rate(self, rate: float) -> LoadGenerator:
@@ -116,3 +130,8 @@ class LoadClient:
             if sent.outcome != "finished":
                 raise LoadFailed(f"{name}: request {sent.request.id}: {sent.outcome}: {sent.reason}")
         return generator
+
+
+def before(number: int) -> Optional[str]:
+    """Return the id of the request that one of a chain follows."""
+    return f"{number - 1}" if number else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,8 @@ from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
-from servesim.calibrate.client.load_generator import SentRequest
+from servesim.calibrate.client.load_generator import LoadGenerator
+from servesim.config.layers import read_scenario_file
 from servesim.core import BadInput, field_values
 from servesim.costs.model_config import KEYS
 from servesim.files.read import parse_json, quote
@@ -68,6 +70,12 @@ class Recording:
         return int(self.header["model"]["max_model_len"])
 
     @property
+    def vocabulary(self) -> Optional[int]:
+        """The number of token ids; None if the server does not know it."""
+        size: Optional[int] = self.header["model_sizes"].get("vocab_size")
+        return size
+
+    @property
     def model_name(self) -> str:
         """The last part of the path or name of the model."""
         return Path(str(self.header["model"]["model"])).name
@@ -98,6 +106,17 @@ class Recording:
             "profile": profile,
         }
 
+    def changed_settings(self, file: Path) -> list[str]:
+        """Return the settings of the server that differ from those of a scenario file."""
+        tree = read_scenario_file(file)
+        ours = self.scenario(tree["profile"], tree["workload"])
+        return [
+            f"{section}.{name}: {value}, not {tree[section].get(name)}"
+            for section in ("policy", "engine")
+            for name, value in ours[section].items()
+            if value != tree[section].get(name)
+        ]
+
     def steps(self) -> list[MeasuredStep]:
         """Return the steps so far."""
         time.sleep(WRITTEN_S)
@@ -106,10 +125,12 @@ class Recording:
 
 def open_recording(path: Path) -> Recording:
     """Return the recording of a running server; wait a moment for its first line."""
+    if not path.exists():
+        raise BadInput(f"{path}: no such file; expected that of vLLM's recorder (SERVESIM_STEPS of the server)")
     deadline = time.monotonic() + HEADER_TIMEOUT_S
-    while not (path.is_file() and b"\n" in path.read_bytes()[:1_000_000]):
+    while b"\n" not in path.read_bytes()[:1_000_000]:
         if time.monotonic() > deadline:
-            raise BadInput(f"{path}: expected the steps of vLLM's recorder, got no line: does the server run with it?")
+            raise BadInput(f"{path}: expected the steps of vLLM's recorder, got an empty file")
         time.sleep(0.2)
     with path.open(encoding="utf-8") as file:
         header = parse_json(path, file.readline(), 1)
@@ -119,7 +140,20 @@ def open_recording(path: Path) -> Recording:
     return Recording(path, content)
 
 
-def front_end_seconds(steps: Sequence[MeasuredStep], sent: Sequence[SentRequest]) -> Optional[float]:
+def seconds_per_request(steps: Sequence[MeasuredStep], sizes: Sequence[int]) -> float:
+    """Return the mean time from one request of a burst to the next in the front end; 0 if it was not recorded.
+
+    `sizes`: requests of each burst. The front end stamps a request when it gets it, often several in one go.
+    """
+    stamps = sorted(row[2] for step in steps for row in json.loads(step.cells.get("arrived") or "[]"))
+    if len(stamps) != sum(sizes):
+        return 0.0  # an older recorder, or requests of other clients
+    ends = np.cumsum(sizes)
+    spans = [stamps[end - 1] - stamps[end - size] for end, size in zip(ends, sizes)]
+    return float(sum(spans) / max(1, sum(sizes) - len(sizes)))
+
+
+def front_end_seconds(load: LoadGenerator, steps: Sequence[MeasuredStep]) -> Optional[float]:
     """Return the median time outside the engine until the first token, of requests that were sent one by one."""
     first: dict[str, float] = {}
     last: dict[str, float] = {}
@@ -127,7 +161,7 @@ def front_end_seconds(steps: Sequence[MeasuredStep], sent: Sequence[SentRequest]
         for id in step.requests:
             first.setdefault(id, step.start or 0.0)
             last[id] = step.end or 0.0
-    answered = [one for one in sent if one.times and one.sent_at is not None]
+    answered = [one for one in load.sent_requests if one.times and one.sent_at is not None]
     if not answered or len(first) != len(answered):
         return None  # other clients
     pairs = zip(answered, first)

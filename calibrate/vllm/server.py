@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from itertools import chain, count
 from pathlib import Path
 from types import TracebackType
 from typing import Optional
@@ -30,6 +31,9 @@ POLL_S = 0.5
 PR_SET_PDEATHSIG = 1
 LOG_BYTES = 100_000  # read from the end of the log of a server that ended
 ERROR = re.compile(r"(\w*(?:Error|Exception): .*|error: .*)")
+POINTS_ELSEWHERE = re.compile(r"root cause above|Engine core initialization failed|Failed core proc")
+VALIDATION = re.compile(r"validation errors? for")
+DETAIL = re.compile(r"(?:Value|Assertion) error, ")
 
 
 class ServerFailed(RuntimeError):
@@ -42,7 +46,7 @@ class VllmServer:
     def __init__(self, arguments: Sequence[str], python: Optional[str], folder: Path) -> None:
         self.python = python or os.environ.get(PYTHON_VARIABLE) or sys.executable
         self.version = installed_version(self.python)
-        self.log, self.steps = folder / "server.log", folder / "steps.jsonl"
+        self.log, self.steps = new_file(folder / "server.log"), new_file(folder / "steps.jsonl")
         model, *flags = arguments
         refuse_flags(model, flags)
         port = chosen_port(flags)
@@ -77,9 +81,8 @@ class VllmServer:
             return str(failed)
         if code < 0:
             return f"vLLM ended, killed by {signal.Signals(-code).name}; log: {self.log}"
-        lines = self.log.read_bytes()[-LOG_BYTES:].decode("utf-8", "replace").splitlines()
-        errors = [found[1] for line in lines if "WARNING" not in line and (found := ERROR.search(line))]
-        return f"vLLM ended, exit code {code}{f': {errors[-1][:300]}' if errors else ''}; log: {self.log}"
+        cause = root_cause(self.log.read_bytes()[-LOG_BYTES:].decode("utf-8", "replace"))
+        return f"vLLM ended, exit code {code}{f': {cause[:300]}' if cause else ''}; log: {self.log}"
 
     def __enter__(self) -> VllmServer:
         return self
@@ -94,6 +97,25 @@ class VllmServer:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+
+def new_file(path: Path) -> Path:
+    """Return a path, or one with a number if it exists: a server that starts again overwrites no steps."""
+    numbered = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
+    return next(one for one in chain([path], numbered) if not one.exists())
+
+
+def root_cause(log: str) -> Optional[str]:
+    """Return the error that ended a server: the last one that does not only point to another one."""
+    lines = [line for line in log.splitlines() if "WARNING" not in line]
+    errors = [(number, found[1]) for number, line in enumerate(lines) if (found := ERROR.search(line))]
+    causes = [(number, text) for number, text in errors if not POINTS_ELSEWHERE.search(text)]
+    if not causes:
+        return errors[-1][1] if errors else None
+    number, text = causes[-1]
+    if VALIDATION.search(text) and (more := [line for line in lines[number + 1 :] if DETAIL.search(line)]):
+        text = DETAIL.split(more[0])[-1]  # pydantic writes the reason in a later line
+    return text
 
 
 def end_with_parent() -> None:

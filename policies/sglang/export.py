@@ -9,6 +9,7 @@ from servesim.config.exported import (
     Exported,
     changed_engine_keys,
     changed_fields,
+    flag_words,
     note_on_blocks,
     shell_command,
 )
@@ -64,7 +65,8 @@ def sglang_command(scenario: Scenario, model: str = MODEL) -> Exported:
     }
     notes = note_on_blocks(scenario, "--max-total-tokens")
     environment = {name: getattr(policy, field) for field, name in changed.items()}
-    command = shell_command(["python", "-m", "sglang.launch_server", "--model-path", model], flags, environment)
+    start = ["python", "-m", "sglang.launch_server", "--model-path", model]
+    command = shell_command(start, flag_words(flags), environment)
     return Exported(f"SGLang {policy.version}", "sglang.sh", command, notes, missing)
 
 

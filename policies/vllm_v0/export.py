@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from servesim.config.exported import MODEL, Exported, changed_engine_keys, changed_fields, shell_command
+from servesim.config.exported import MODEL, Exported, changed_engine_keys, changed_fields, flag_words, shell_command
 from servesim.config.scenario import Scenario
 from servesim.core import BadInput
 from servesim.policies.vllm_flags import (
@@ -62,7 +62,7 @@ def v0_command(scenario: Scenario, model: str = MODEL) -> Exported:
     except BadInput:
         missing.append(f"engine.host_blocks={engine.host_blocks}: set engine.model to compute --swap-space in GiB")
     flags.update(switch("enable-prefix-caching", False))
-    command = shell_command(["vllm", "serve", model], flags, {"VLLM_USE_V1": 0})
+    command = shell_command(["vllm", "serve", model], flag_words(flags), {"VLLM_USE_V1": 0})
     notes = [
         *memory_notes(scenario),
         *note_on_whole_prompts(scenario, chunked or policy.max_num_batched_tokens is None),

@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
-from servesim.config.exported import MODEL, Exported, changed_engine_keys, changed_fields, shell_command
-from servesim.config.scenario import Scenario
+from servesim.config.exported import (
+    MODEL,
+    Exported,
+    changed_engine_keys,
+    changed_fields,
+    changed_flags,
+    flag_words,
+    recorded_server,
+    shell_command,
+)
+from servesim.config.scenario import EngineConfig, Scenario
 from servesim.policies.vllm_flags import (
     BLOCK_SIZES,
     ENGINE_KEYS,
@@ -22,6 +31,8 @@ from servesim.policies.vllm_flags import (
 from .policy import SETTING_SINCE
 
 ANY_BLOCK_SIZE = (0, 18, 0)
+DECIDES_ASYNC = (0, 14, 0)  # without a flag, vLLM itself decides about asynchronous scheduling; never before
+MODULE = ("python", "-m", "vllm.entrypoints.openai.api_server")  # that `sim calibrate vllm` starts
 FIELDS = {
     "max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "long_prefill_token_threshold",
     "scheduler_reserve_full_isl", "watermark", "policy", "enable_prefix_caching", "version", "max_num_active_seqs",
@@ -40,14 +51,12 @@ class Plugin(NamedTuple):
     not_expressed: Mapping[str, str] = {}  # field that another part of the server sets -> the reason
 
 
-def v1_command(scenario: Scenario, model: str = MODEL, plugin: Optional[Plugin] = None) -> Exported:
-    """Return the command of the V1 engine. One more block than simulated: V1 never uses the first one."""
-    policy: Any = scenario.make_policy()
+def v1_flags(scenario: Scenario, policy: Any) -> dict[str, Any]:
+    """Return the flags of the V1 engine. One more block than simulated: V1 never uses the first one."""
     engine, host = scenario.engine, scenario.engine.host_cache
-    added = plugin or Plugin()
-    by_default = policy.is_since((0, 14, 0))  # asynchronous scheduling
     reserve = switch("scheduler-reserve-full-isl", policy.scheduler_reserve_full_isl)
-    flags = {
+    may_be_async = policy.is_since(DECIDES_ASYNC) or policy.async_scheduling
+    return {
         **token_flags(policy),
         "--max-num-active-seqs": policy.max_num_active_seqs,
         "--long-prefill-token-threshold": policy.long_prefill_token_threshold or None,
@@ -59,14 +68,20 @@ def v1_command(scenario: Scenario, model: str = MODEL, plugin: Optional[Plugin] 
         **memory_flags(scenario, engine.num_blocks + 1),
         **switch("enable-prefix-caching", policy.enable_prefix_caching),
         "--kv-offloading-size": None if host is None else blocks_gib(scenario, host.blocks),
-        **({} if policy.async_scheduling == by_default else switch("async-scheduling", policy.async_scheduling)),
+        **(switch("async-scheduling", policy.async_scheduling) if may_be_async else {}),
         "--data-parallel-size": engine.data_parallel_size if engine.data_parallel_size > 1 else None,
-        **added.flags,
     }
+
+
+def v1_command(scenario: Scenario, model: str = MODEL, plugin: Optional[Plugin] = None) -> Exported:
+    """Return the command of the V1 engine: that of the recorded server with other flags, if there is one."""
+    policy: Any = scenario.make_policy()
+    engine, added = scenario.engine, plugin or Plugin()
+    flags = {**v1_flags(scenario, policy), **added.flags}
     notes = [*added.notes, *memory_notes(scenario), *note_on_whole_prompts(scenario, policy.enable_chunked_prefill)]
-    if host is not None:
+    if engine.host_cache is not None:
         notes.insert(0, OFFLOADING)
-    if by_default and not policy.async_scheduling:
+    if policy.is_since(DECIDES_ASYNC) and not policy.async_scheduling:
         notes.insert(0, f"--no-async-scheduling: {AS_SIMULATED.format('plan a step while the last one runs')}")
     missing = changed_fields(policy, FIELDS | set(added.fields), added.not_expressed)
     missing += changed_engine_keys(engine, ENGINE_KEYS)
@@ -75,9 +90,17 @@ def v1_command(scenario: Scenario, model: str = MODEL, plugin: Optional[Plugin] 
         missing += refuse_block_size(flags, engine.block_size, sizes, policy.version)
     if engine.host_blocks:
         missing.append(f"engine.host_blocks={engine.host_blocks}: V1 does not swap")
-    command = shell_command(["vllm", "serve", model], flags, {})
-    server = f"vLLM {policy.version} (V1 engine)" if plugin is None else policy.rules().engine
-    return Exported(server, "vllm.sh", command, notes, missing)
+    title = f"vLLM {policy.version} (V1 engine)" if plugin is None else policy.rules().engine
+    server = recorded_server(scenario)
+    if server is None:
+        command = shell_command(["vllm", "serve", model], flag_words(flags), {})
+        return Exported(title, "vllm.sh", command, notes, missing)
+    then = scenario.model_copy(update={"policy": server["policy"], "engine": EngineConfig(**server["engine"])})
+    own, *words = server["command"]
+    chosen, diff = changed_flags(words, v1_flags(then, then.make_policy()), flags)
+    start = [*MODULE, "--model", own if model == MODEL else model]
+    shown = [note for note in notes if any(note.startswith(line[2:].split()[0]) for line in diff)]
+    return Exported(title, "vllm.sh", shell_command(start, chosen, {}), shown, missing, changes=diff)
 
 
 EXPORTS = {"vllm-v1": v1_command}

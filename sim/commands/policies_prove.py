@@ -46,7 +46,7 @@ def run_prove(args: argparse.Namespace) -> int:
     """Compare and print; return 3 if a decision differs."""
     import json
 
-    from servesim.calibrate.engines.prove import cases, compare, new_proof, policy_version, rules_of
+    from servesim.calibrate.engines.prove import Proof, cases, compare, policy_version, range_warning, rules_of
     from servesim.config.layers import merge, override, read_scenario_file
     from servesim.config.scenario import scenario_from
     from servesim.files.write import write_json
@@ -57,10 +57,12 @@ def run_prove(args: argparse.Namespace) -> int:
     settings = override({"name": args.policy}, args.set)
     print_note(args, f"importing {args.engine}; this can take a minute")
     policy, installed = rules_of(args.policy, settings, args.engine, args.scheduler_cls)
+    if warning := range_warning(policy, installed):
+        print_note(args, f"warning: {warning}")
     base = {"policy": {"name": args.policy, "version": policy_version(policy)}}  # a file may name another version
     trees = [(file, merge(base, read_scenario_file(file))) for file in args.scenario]
     trees = trees or list(cases(policy, args.policy, args.seed, SCENARIOS))
-    proof = new_proof(policy, args.policy, installed)
+    proof = Proof(args.policy, policy_version(policy), installed.title)
     with Progress("prove", args.quiet, unit="scenario") as progress:
         progress.expect(len(trees), 0)
         for label, tree in trees:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from servesim.core import Policy, field_values
+from servesim.costs.device_profile import load_profile
 from servesim.files.write import comment
 
 from .scenario import EngineConfig, Scenario
@@ -32,13 +34,18 @@ class Exported:
     text: str  # shell command, YAML or JSON
     notes: Sequence[str] = ()
     not_expressed: Sequence[str] = field(default_factory=list)
+    changes: Optional[Sequence[str]] = None  # lines of a diff with the command that was recorded, if there is one
     has_comments: bool = True  # JSON has none
 
     def render(self, source: str) -> str:
         """Return the text with comments: where it comes from, what to know, what is missing."""
         if not self.has_comments:
             return self.text
-        return "".join(comment(line) for line in (f"{self.server}, from {source}", *self.messages)) + self.text
+        lines = [f"{self.server}, from {source}", *self.messages]
+        if self.changes is not None:
+            lines += ["the recorded command with these changes:" if self.changes else "the recorded command, unchanged"]
+            lines += self.changes
+        return "".join(map(comment, lines)) + self.text
 
     @property
     def messages(self) -> list[str]:
@@ -46,14 +53,64 @@ class Exported:
         return [*self.notes, *(f"not expressed: {line}" for line in self.not_expressed)]
 
 
-def shell_command(words: Sequence[str], flags: Mapping[str, Any], environment: Mapping[str, Any]) -> str:
-    """Return a command with one flag per line. The value True is a flag without a value, None leaves the flag out."""
+def flag_words(flags: Mapping[str, Any]) -> list[list[str]]:
+    """Return the words of each flag. The value True is a flag without a value, None leaves the flag out."""
+    given = {flag: value for flag, value in flags.items() if value is not None}
+    return [[flag] if value is True else [flag, str(value)] for flag, value in given.items()]
+
+
+def shell_command(words: Sequence[str], flags: Sequence[Sequence[str]], environment: Mapping[str, Any]) -> str:
+    """Return a command with one flag per line."""
     lines = [f"{name}={shlex.quote(str(value))}" for name, value in environment.items()]
-    lines.append(shlex.join(words))
-    for flag, value in flags.items():
-        if value is not None:
-            lines.append(f"  {flag}" if value is True else f"  {flag} {shlex.quote(str(value))}")
+    lines += [shlex.join(words), *(f"  {shlex.join(flag)}" for flag in flags)]
     return " \\\n".join(lines) + "\n"
+
+
+def recorded_server(scenario: Scenario) -> Optional[Mapping[str, Any]]:
+    """Return the server of `sim calibrate vllm` whose profile a scenario has: its command and its settings."""
+    server = load_profile(scenario.profile).about.get("server")
+    same = server is not None and server["command"] and server["policy"]["name"] == scenario.policy["name"]
+    return server if same else None
+
+
+def split_flags(words: Sequence[str]) -> list[list[str]]:
+    """Return the words of each flag in a command line."""
+    groups: list[list[str]] = []
+    for word in words:
+        if re.match(r"--?[A-Za-z]", word) or not groups:
+            groups.append([word])
+        else:
+            groups[-1].append(word)
+    return groups
+
+
+def setting_of(flag: Sequence[str]) -> str:
+    """Return the setting of a flag: --no-x and --x set the same one, as --some_name and --some-name."""
+    return flag[0].partition("=")[0].replace("_", "-").replace("--no-", "--", 1)
+
+
+def changed_flags(
+    words: Sequence[str], before: Mapping[str, Any], after: Mapping[str, Any]
+) -> tuple[list[list[str]], list[str]]:
+    """Return the flags of a command with the new value of every setting that has changed, and the lines of a diff.
+
+    `before` are the flags of the settings with which the command runs, also of those that the server itself has chosen.
+    """
+    old, new = ({setting_of(flag): flag for flag in flag_words(flags)} for flags in (before, after))
+    changed = {name for name in {*old, *new} if old.get(name) != new.get(name)}
+    result, diff = [], []
+    for flag in split_flags(words):
+        name = setting_of(flag)
+        if name not in changed:
+            result.append(flag)
+            continue
+        diff.append(f"- {shlex.join(flag)}")
+        if name in new:
+            result.append(new[name])
+            diff.append(f"+ {shlex.join(new[name])}")
+            changed.remove(name)
+    added = [flag for name, flag in new.items() if name in changed]
+    return [*result, *added], [*diff, *(f"+ {shlex.join(flag)}" for flag in added)]
 
 
 def changed_fields(policy: Policy, expressed: Collection[str], why: Mapping[str, str]) -> list[str]:

@@ -35,6 +35,9 @@ class FrontEnd(Keys):
     seconds: Optional[Number] = Field(
         None, ge=0, le=MAX_SECONDS, description="minimum seconds from sending to the scheduler (default: the profile's)"
     )
+    per_request: Optional[Number] = Field(
+        None, ge=0, le=MAX_SECONDS, description="seconds per request, one after the other (default: the profile's)"
+    )
 
 
 class ColdStart(Keys):

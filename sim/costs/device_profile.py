@@ -60,9 +60,10 @@ class Profile:
         return float(cold.get("prefill") or 0.0), float(cold.get("decode") or 0.0)
 
     @property
-    def front_end(self) -> float:
-        """Seconds from sending a request to the scheduler; 0 unless the profile comes from a black-box server."""
-        return float(self.section("front_end").get("seconds") or 0.0)
+    def front_end(self) -> tuple[float, float]:
+        """Seconds from sending a request to the scheduler, and seconds per request; 0 unless a server was measured."""
+        front_end = self.section("front_end")
+        return float(front_end.get("seconds") or 0.0), float(front_end.get("per_request") or 0.0)
 
     def cost_of_run(self, noise_seed: Optional[int] = None, warm: bool = False) -> StepCost:
         """Return the cost model of one run: with noise if there is a seed, and with the extra time of new shapes.

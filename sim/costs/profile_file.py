@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional, Union
+from typing import Annotated, Any, Optional, Union
 
 from pydantic import Field
 from servesim.files.checked import (
@@ -31,9 +31,10 @@ class ColdStart(Stored):
 
 
 class FrontEnd(Stored):
-    """The delay of a black-box server."""
+    """The delay of a measured server."""
 
     seconds: Optional[Seconds] = None
+    per_request: Optional[Seconds] = None  # one after the other
 
 
 class FirstUse(Stored):
@@ -159,6 +160,21 @@ class DerivedKeys(Stored):
     changed: list[str]  # model, precision, tensor parallelism, device
 
 
+class CheckKeys(Stored):
+    """A load on the server that was no part of the fit."""
+
+    noise: Optional[StoredNumber] = None  # of the machine, as a fraction
+    errors: dict[str, StoredNumber] = Field({})  # by metric, as fractions
+
+
+class ServerKeys(Stored):
+    """The server whose steps were recorded."""
+
+    command: list[str]  # model and flags; empty if another program has started it
+    policy: dict[str, Any]  # its settings, as sections of a scenario
+    engine: dict[str, Any]
+
+
 class ProfileFile(Stored):
     """The keys of profile.yaml that are used; the others are only printed."""
 
@@ -170,6 +186,8 @@ class ProfileFile(Stored):
     first_use: Optional[FirstUse] = None
     sampling: Optional[SamplingKeys] = None
     error: Optional[dict[str, Optional[ErrorKeys]]] = None
+    check: Optional[CheckKeys] = None
+    server: Optional[ServerKeys] = None
     loads: Optional[LoadKeys] = None
     noise: Optional[dict[str, Factors]] = None
     grid: Optional[dict[str, Annotated[list[AtLeast0], Field(min_length=2, max_length=2)]]] = None

@@ -6,6 +6,7 @@ shown, and not stored.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -25,7 +26,8 @@ MAX_RANKING = 0.30  # above it, errors are as large as the differences between m
 FLAT_TOKENS = 512  # no device computes this many tokens in the time of a quarter of them
 MIN_GROWTH = 1.02  # of the time of a prompt, from the shortest to the longest measured one
 REQUEST_TIMES = ("ttft", "e2e")  # median errors of single requests
-SCATTER = 2.0  # single requests scatter more than means: their errors may be larger by this factor
+SCATTER = 2.0  # single requests and steps, and percentiles, scatter more than means: their limits are this much higher
+PERCENTILE = re.compile(r"p\d")
 RARE_KINDS = ("swap",)  # few steps have them, so their error alone does not make a profile useless
 
 
@@ -63,7 +65,7 @@ class Verdict(NamedTuple):
 
 def verdict_on(profile: Profile) -> Verdict:
     """Return the verdict on a profile."""
-    return Verdict([*error_findings(profile), *prompt_findings(profile), *gaps(profile)])
+    return Verdict([*error_findings(profile), *check_findings(profile), *prompt_findings(profile), *gaps(profile)])
 
 
 def error_findings(profile: Profile) -> Iterator[Finding]:
@@ -79,18 +81,38 @@ def error_findings(profile: Profile) -> Iterator[Finding]:
             RANKING, "its error is unknown: no step and no run was predicted",
             "measure more step shapes or runs, or compare a simulated with a measured run: sim verify",
         )  # fmt: skip
+    checked = bool((profile.about.get("check") or {}).get("errors"))  # then whole loads count, not single steps
     for kind, error in errors.items():
-        factor = SCATTER if kind in REQUEST_TIMES else 1.0
+        factor = SCATTER if kind in REQUEST_TIMES or checked else 1.0
         if error > factor * MAX_USABLE:
             grade = DO_NOT_USE if error > factor * MAX_RANKING and kind not in RARE_KINDS else RANKING
             text = f"held-out error of {kind}: {error:.0%} (mean), above {factor * MAX_USABLE:.0%}"
             yield Finding(grade, text, error_advice(profile))
 
 
+def check_findings(profile: Profile) -> Iterator[Finding]:
+    """Yield the errors of a load on the server that was no part of the fit, and that the machine was busy."""
+    check = profile.about.get("check") or {}
+    large: dict[str, list[str]] = {RANKING: [], DO_NOT_USE: []}
+    for metric, error in (check.get("errors") or {}).items():
+        factor = SCATTER if PERCENTILE.match(metric) else 1.0
+        if abs(error) > factor * MAX_USABLE:
+            large[DO_NOT_USE if abs(error) > factor * MAX_RANKING else RANKING].append(f"{metric} {error:+.0%}")
+    for grade, texts in large.items():
+        if texts:
+            yield Finding(grade, f"errors of the check on the server: {', '.join(texts)}", error_advice(profile))
+    noise = check.get("noise")
+    if noise is not None and noise > MAX_USABLE:
+        text = f"the machine was busy: equal requests differed by +-{noise:.0%}"
+        yield Finding(RANKING, text, "stop other programs, and measure again")
+
+
 def error_advice(profile: Profile) -> str:
     """Return how to get a smaller error."""
     if "loads" in profile.about:
         return "measure again on an idle machine, with more --rounds and --output-tokens, near the server"
+    if "check" in profile.about:
+        return "measure again on an idle machine, with more --seconds; the dominant cause names what differed"
     if "fit" in profile.about:
         return "add runs with other loads to the file of runs, or free other parameters"
     return "measure more of these steps on an idle machine, with other shapes and more repeats"

@@ -1,8 +1,10 @@
 """Requests that have not reached the scheduler. The loop pulls them, so simultaneous arrivals always keep one order.
 
-A front end can delay requests. It adds `seconds` to each request. A front end in the event loop of the engine is also
-blocked during a model call: a request that arrives during call n is visible to the scheduler after call n + lag - 1.
-With lag 1, this is the end of call n. If the server is idle, the request is visible at once.
+A front end can delay requests. It adds `seconds` to each request. It passes on one request every `per_request` seconds,
+so the scheduler sees the first request of a burst alone. Requests that follow others do not queue there. A front end in
+the event loop of the engine is also blocked during a model call: a request that arrives during call n is visible to the
+scheduler after call n + lag - 1. With lag 1, this is the end of call n. If the server is idle, the request is visible
+at once. Until the scheduler sees a request, its `arrival` is the time at which the front end has passed it on.
 """
 
 from __future__ import annotations
@@ -22,12 +24,20 @@ class Inbox:
 
     __slots__ = (
         "_coming", "_direct", "_next", "_next_serial", "_released", "delayed", "end_lag", "followers", "lag",
-        "next_arrival", "seconds",
+        "next_arrival", "per_request", "seconds",
     )  # fmt: skip
 
-    def __init__(self, requests: Iterable[Request], lag: int = 1, seconds: float = 0.0, end_lag: bool = False) -> None:
+    def __init__(
+        self,
+        requests: Iterable[Request],
+        lag: int = 1,
+        seconds: float = 0.0,
+        per_request: float = 0.0,
+        end_lag: bool = False,
+    ) -> None:
         self.lag = max(1, lag)  # model calls until the scheduler sees a request; 1 = no lag
         self.seconds = seconds  # minimum time from sending to the scheduler
+        self.per_request = per_request
         self.end_lag = end_lag  # a client sees the end of its stream one model call late
         self.followers: dict[Any, list[Request]] = defaultdict(list)  # by the id of the request that they follow
         all_requests = list(requests)
@@ -37,6 +47,10 @@ class Inbox:
                 self.followers[request.follows].append(request)
         self._coming = [request for request in all_requests if request.follows is None]
         self._coming.sort(key=attrgetter("sent"))  # a stable sort: equal arrival times keep the given order
+        if per_request:
+            passed_on = -math.inf
+            for request in self._coming:
+                passed_on = request.arrival = max(passed_on, request.sent) + per_request
         self._next = 0
         self._direct = self.lag == 1
         self._next_serial = len(all_requests)
@@ -73,15 +87,19 @@ class Inbox:
         """Add a request during the run. It arrives at its arrival time."""
         request.serial = self._next_serial
         self._next_serial += 1
-        heappush(self._released, (request.sent + self.seconds, request.serial, request))
+        self._release(request)
         self._update_next_arrival()
 
     def release_followers(self, id: Any, now: float) -> None:
         """Start the think time of the requests that follow this one."""
         for request in self.followers.pop(id, ()):
-            request.sent = request.arrival = request.visible_at = request.state_since = now + request.think_time
-            heappush(self._released, (request.sent + self.seconds, request.serial, request))
+            request.sent = request.visible_at = request.state_since = now + request.think_time
+            self._release(request)
         self._update_next_arrival()
+
+    def _release(self, request: Request) -> None:
+        request.arrival = request.sent + self.per_request
+        heappush(self._released, (request.arrival + self.seconds, request.serial, request))
 
     def unreleased(self) -> list[Request]:
         """Return the requests whose predecessor has not finished or does not exist."""
@@ -98,7 +116,7 @@ class Inbox:
 
     def _arrival(self, index: int) -> float:
         """Return when a request of the trace reaches the scheduler; inf after the last one."""
-        return self._coming[index].sent + self.seconds if index < len(self._coming) else math.inf
+        return self._coming[index].arrival + self.seconds if index < len(self._coming) else math.inf
 
     def _update_next_arrival(self) -> None:
         self.next_arrival = self._arrival(self._next)

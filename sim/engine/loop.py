@@ -173,8 +173,7 @@ class Loop:
         inbox, server = self.inbox, self.server
         arrived = inbox.pop_visible(now, self.calls, self._idle)
         for request in arrived:  # with a lag, the time before is front-end time, not queueing time
-            visible_at = request.sent if not inbox.seconds else request.sent + inbox.seconds
-            server.submit(request, now, visible_at if inbox.lag == 1 else now)
+            server.submit(request, now, request.arrival + inbox.seconds if inbox.lag == 1 else now)
             if request.status == "done":
                 self._report_to_client(request, now)
         return arrived
@@ -367,7 +366,13 @@ def build_loop(
 ) -> Loop:
     """Return the loop of a server, from the `engine` section of a scenario."""
     front = engine.get("front_end") or {}
-    inbox = Inbox(requests, front.get("lag", 1), front.get("seconds") or 0.0, bool(front.get("end_lag")))
+    inbox = Inbox(
+        requests,
+        front.get("lag", 1),
+        front.get("seconds") or 0.0,
+        front.get("per_request") or 0.0,
+        bool(front.get("end_lag")),
+    )
     if engine.get("empty_step") is not None:
         server.rules.empty_step = engine["empty_step"]
     return Loop(server, inbox, clock, tuple(observers), False, device)

@@ -158,13 +158,14 @@ def build_scenario_loop(
     requests: Sequence[Request],
     clock: Clock,
     observers: Sequence[Observer] = (),
-    front_end: float = 0.0,
+    front_end: tuple[float, float] = (0.0, 0.0),
     policy: Optional[Policy] = None,
 ) -> Loop:
-    """Return the engine loop of a scenario; `front_end` is the profile's seconds, `policy` a new policy object."""
+    """Return the engine loop of a scenario; `front_end` is that of the profile, `policy` a new policy object."""
     engine = scenario.engine.model_dump()
-    if engine["front_end"]["seconds"] is None:
-        engine["front_end"]["seconds"] = front_end
+    for key, seconds in zip(("seconds", "per_request"), front_end):
+        if engine["front_end"][key] is None:
+            engine["front_end"][key] = seconds
     policy = scenario.make_policy() if policy is None else policy
     with user_errors(policy):
         return build_loop(build_server(policy, engine), engine, requests, clock, observers)

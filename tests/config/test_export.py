@@ -14,9 +14,12 @@ import yaml
 from servesim.commands.options import SERVERS
 from servesim.config.export import TARGETS, export_scenario
 from servesim.config.exported import Exported
+from servesim.config.layers import override
 from servesim.config.registry import preset, presets
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, field_values
+from servesim.costs.device_profile import write_profile
+from servesim.costs.linear import LinearCost
 from servesim.policies import POLICIES
 from servesim.policies.llm_serving.config_file import from_llm_serving
 from servesim.policies.vllm_v1.export import v1_command
@@ -160,7 +163,7 @@ def test_a_version_gets_only_options_that_it_has(name: str) -> None:
     flags = {word for word in words_of(exported) if word.startswith("--")}
     assert {flag for flag in flags if FIRST_WITH.get(flag, 0) > minor} == set()
     assert ("--scheduler-reserve-full-isl" in flags) == (minor >= 19)
-    assert not any("async" in flag for flag in flags)  # each preset has the default of its version
+    assert ("--async-scheduling" in flags) == (minor >= 14)  # there, vLLM decides without the flag
     assert exported.not_expressed == []
 
 
@@ -175,9 +178,9 @@ def test_older_versions_accept_few_block_sizes() -> None:
         )
 
 
-def test_asynchronous_scheduling_is_switched_only_if_it_is_not_the_default() -> None:
+def test_asynchronous_scheduling_has_a_flag_where_vllm_would_decide() -> None:
     old = {"version": "0.11.2", "scheduler_reserve_full_isl": False}
-    for fields, flag in (({}, None), ({"async_scheduling": False}, "--no-async-scheduling"),
+    for fields, flag in (({}, "--async-scheduling"), ({"async_scheduling": False}, "--no-async-scheduling"),
                          (old, "--async-scheduling"), ({**old, "async_scheduling": False}, None)):  # fmt: skip
         exported = export_scenario(scenario("vllm-v1", fields, num_blocks=900), "vllm")
         assert [word for word in words_of(exported) if "async" in word] == ([] if flag is None else [flag])
@@ -394,3 +397,36 @@ def test_the_installed_vllm_refuses_what_we_refuse(fields: dict[str, Any], engin
     assert any(
         name in done.stderr for name in ("max_num_batched_tokens", "long_prefill_token_threshold", "max_num_active")
     )
+
+
+RECORDED = {"name": "vllm-v1", "max_num_seqs": 64, "async_scheduling": False}
+COMMAND = ["meta/llama", "--dtype=float32", "--max_num_seqs", "64", "-tp", "2", "--watermark", "0.1", "--enforce-eager"]
+
+
+def recorded_scenario(folder: Path, settings: list[str]) -> Exported:
+    """Export a scenario with the profile of a server that `sim calibrate vllm` has recorded."""
+    server = {"command": COMMAND, "policy": {**RECORDED, "watermark": 0.1}, "engine": {"num_blocks": 900}}
+    write_profile(folder / "profile", {"name": "x", "server": server}, LinearCost(0.01))
+    tree = {**server, "workload": WORKLOAD, "profile": str(folder / "profile")}
+    del tree["command"]
+    return export_scenario(scenario_from(override(tree, settings)), "vllm")
+
+
+def test_a_recorded_server_keeps_its_command(tmp_path: Path) -> None:
+    exported = recorded_scenario(tmp_path, [])
+    assert words_of(exported) == ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", *COMMAND]
+    assert exported.changes == [] and exported.notes == []
+    assert "# the recorded command, unchanged" in exported.render("x")
+
+
+def test_changed_settings_of_a_recorded_server_replace_its_flags(tmp_path: Path) -> None:
+    changed = ["policy.max_num_seqs=8", "policy.watermark=0", "policy.async_scheduling=true", "engine.num_blocks=700"]
+    exported = recorded_scenario(tmp_path, changed)
+    added = ["--num-gpu-blocks-override", "701", "--async-scheduling"]
+    expected = ["meta/llama", "--dtype=float32", "--max-num-seqs", "8", "-tp", "2", "--enforce-eager", *added]
+    assert words_of(exported)[4:] == expected
+    assert exported.changes == [
+        "- --max_num_seqs 64", "+ --max-num-seqs 8", "- --watermark 0.1", "+ --num-gpu-blocks-override 701",
+        "+ --async-scheduling",
+    ]  # fmt: skip
+    assert "# the recorded command with these changes:\n# - --max_num_seqs 64\n" in exported.render("x")

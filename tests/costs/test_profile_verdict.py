@@ -42,6 +42,16 @@ def test_bundled_profiles_are_usable(name: str) -> None:
         ({"error": {"makespan": {"mean": 0.01}, "ttft": {"mean": 0.19}}}, USABLE, "usable"),  # of single requests
         ({"error": {"makespan": {"mean": 0.01}, "ttft": {"mean": 0.21}}}, RANKING, "of ttft: 21% (mean), above 20%"),
         ({"error": None}, RANKING, "its error is unknown"),
+        (
+            {"check": {"noise": 0.02, "errors": {"makespan": 0.01, "median_itl_ms": 0.14, "p99_ttft_ms": -0.19}}},
+            RANKING, "for ranking only: errors of the check on the server: median_itl_ms +14%",
+        ),
+        ({"check": {"noise": 0.02, "errors": {"mean_ttft_ms": -0.39}}}, DO_NOT_USE, "mean_ttft_ms -39%"),
+        ({"check": {"noise": 0.25, "errors": {"makespan": 0.01}}}, RANKING, "equal requests differed by +-25%"),
+        (  # single steps scatter more than the loads that were predicted
+            {"check": {"noise": 0.02, "errors": {"makespan": 0.01}}, "error": {"decode": {"mean": 0.15}}}, USABLE,
+            "usable",
+        ),
         ({"cost": {**COST, "prefill_token": 0.0}}, DO_NOT_USE, "of 2048 tokens takes no longer than one of 16"),
         ({"loads": {"missed": {"decode_rows": 32}}}, USABLE, "usable"),
         (

@@ -89,3 +89,26 @@ def test_the_client_timeout_counts_from_sending() -> None:
     assert requests[1].outcome == "finished"
     mark_client_timeouts(requests[1:], 8.0)
     assert (requests[1].outcome, requests[1].client_end) == ("lost", 8.5)
+
+
+def served_at_once(policy: Policy, requests: list[Request], per_request: float) -> list[float | None]:
+    """Return when the scheduler sees each request of a burst; every step takes 1 s."""
+    server = Server(policy, 100, 4)
+    inbox = Inbox(requests, seconds=0.25, per_request=per_request)
+    Loop(server, inbox, SimulatedClock(LinearCost(base=1.0)), check=True).run()
+    assert len(inbox) == 0
+    return [request.first_token for request in requests]
+
+
+def test_a_front_end_passes_on_a_burst_one_by_one() -> None:
+    requests = [Request(id, 0.0, 4, 2) for id in range(4)]
+    policy = VLLMV1(async_scheduling=False)
+    assert served_at_once(policy, requests, 0.5) == [1.75, 2.75, 2.75, 3.75]
+    assert [request.visible_at for request in requests] == [0.75, 1.25, 1.75, 2.25]
+    assert served_at_once(policy, [Request(id, 0.0, 4, 2) for id in range(4)], 0.0) == [1.25] * 4
+
+
+def test_a_request_that_follows_another_passes_the_front_end_too() -> None:
+    requests = [Request("a", 0.0, 4, 2), Request("b", 0.0, 4, 2, follows="a", think_time=1.0)]
+    served_at_once(VLLMV1(async_scheduling=False), requests, 0.5)
+    assert requests[1].sent == 3.75 and requests[1].visible_at == 4.5

@@ -167,3 +167,17 @@ def test_sim_verify_compares_the_log_with_a_simulation(
     path.write_text("\n".join([*lines[:3], lines[3].replace('"decode"', '"mixed"'), *lines[4:]]))
     assert main(["verify", str(tmp_path / "sim"), str(tmp_path / "live")]) == 0
     assert "decisions: identical" not in capsys.readouterr().out
+
+
+def test_the_log_has_waiting_requests_in_the_order_of_the_policy(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the decision log of a simulation: the shortest answer first, not the oldest request."""
+    path = tmp_path / "decisions.jsonl"
+    monkeypatch.setenv("SERVESIM_DECISIONS", str(path))
+    scheduler = start({"name": "vllm-v1", "order": "shortest-output"}, seats=1)
+    add(scheduler, (4, 6), (4, 5), (4, 2), (4, 3))
+    serve(scheduler)
+    first, second, *_ = [json.loads(line) for line in path.read_text().splitlines()]
+    assert first["running"] == [2] and first["waiting"] == [3, 1, 0]
+    assert second["waiting"] == [3, 1, 0]

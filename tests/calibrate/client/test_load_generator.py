@@ -14,11 +14,12 @@ import pytest
 
 aiohttp = pytest.importorskip("aiohttp")
 from aiohttp import web  # noqa: E402
-from servesim.calibrate.client.load_generator import KEEP_ALIVE_S, LoadGenerator, send  # noqa: E402
+from servesim.calibrate.client.load_generator import KEEP_ALIVE_S, LoadGenerator, check_model, send  # noqa: E402
+from servesim.calibrate.client.prompts import Prompts  # noqa: E402
 from servesim.calibrate.client.protocols import Event, LlmServing, OpenAI  # noqa: E402
-from servesim.calibrate.replay.http_client import client_metrics, run_from_responses  # noqa: E402
+from servesim.calibrate.replay.http_client import Target, client_metrics, run_from_responses  # noqa: E402
 from servesim.config.scenario import scenario_from  # noqa: E402
-from servesim.core import Request  # noqa: E402
+from servesim.core import BadInput, Request  # noqa: E402
 from servesim.costs.device_profile import Profile  # noqa: E402
 from servesim.costs.linear import LinearCost  # noqa: E402
 
@@ -287,3 +288,22 @@ def test_a_server_that_refuses_the_running_count_is_asked_without_it() -> None:
     with recording_server(refused="ignore_eos") as other:
         (sent_one,) = send(other.url, OpenAI("m"), [Request("x", 0.0, 8, 1)], 10.0).sent_requests
         assert sent_one.outcome == "refused" and "extra fields not permitted: ignore_eos" in str(sent_one.reason)
+
+
+def test_bodies_have_the_requested_lengths() -> None:
+    request = Request("x", 0.0, 37, 5, limit=9)
+    assert len(OpenAI("m").body(request)["prompt"]) == 37
+    assert len(LlmServing().body(request)["inputs"].split()) == 36  # the server adds BOS
+    assert OpenAI("m").body(request)["max_tokens"] == 5
+    assert LlmServing().body(request)["parameters"] == {
+        "do_sample": "False", "return_full_text": "True", "max_new_tokens": 5,
+    }  # fmt: skip
+    assert json.dumps(LlmServing().body(request))
+
+
+def test_a_model_that_the_server_does_not_list_is_refused_before_any_request() -> None:
+    with recording_server(models=[{"id": "llama"}]) as known, recording_server() as silent:
+        check_model(known.url, "llama")
+        check_model(silent.url, "anything")  # it lists no models
+        with pytest.raises(BadInput, match=r"--served-model nope: the server at .* has no such model; it has llama"):
+            Target(known.url, model="nope").make_api(Prompts("1"))

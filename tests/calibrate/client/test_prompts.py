@@ -34,7 +34,14 @@ def test_token_ids_have_the_exact_length() -> None:
         ids = OpenAI("model").body(Request("x", 0.0, length, 4))["prompt"]
         assert len(ids) == length
         assert min(ids) >= 100
-        assert max(ids) < 10_000
+        assert max(ids) < 1000
+
+
+@pytest.mark.parametrize("vocabulary", [150, 256, 999, 5000])
+def test_token_ids_are_in_the_vocabulary_of_the_model(vocabulary: int) -> None:
+    """vLLM's engine ends if one is not."""
+    ids = Prompts("1", vocabulary).token_ids(Request("x", 0.0, 5000, 4))
+    assert max(ids) < vocabulary and len(set(ids)) > 100
 
 
 def common_start(first: list[int], second: list[int]) -> int:

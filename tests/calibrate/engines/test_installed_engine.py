@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -198,6 +199,18 @@ def test_only_a_policy_with_the_rules_of_the_engine_can_be_proved(folder: Path) 
     assert result.code == 2 and "possible: vllm-v1 --engine vllm" in result.error
     other = Result(folder, "policies", "prove", "vllm-v1", "-q", "--scenario", "engine.yaml")
     assert other.code == 2 and "engine.yaml: policy.name: expected vllm-v1, got 'engine'" in other.error
+
+
+@pytest.mark.parametrize(("version", "rules"), [("0.9.1", "0.11.0"), ("0.33.0rc1", "0.32.0")])
+def test_a_version_outside_the_known_range_is_named_and_compared_with_the_nearest_rules(
+    folder: Path, version: str, rules: str
+) -> None:
+    shutil.copytree(FAKE, folder / "engine")
+    init = folder / "engine" / "vllm" / "__init__.py"
+    init.write_text(init.read_text().replace("0.32.0", version))
+    result = Result(folder, "policies", "prove", "vllm-v1", "--scenario", "own.yaml", engine=folder / "engine")
+    reason = "only the rules of 0.11.0 to 0.32.0 are known"
+    assert f"warning: vLLM {version} is compared with the rules of {rules}: {reason}" in result.error
 
 
 def test_a_killed_command_leaves_no_worker(folder: Path) -> None:

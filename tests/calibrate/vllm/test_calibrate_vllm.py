@@ -11,8 +11,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from servesim.calibrate.vllm.loads import LoadClient, LoadFailed
 from servesim.cli import main
 from servesim.config.layers import read_scenario_file
 from servesim.core import Shape
@@ -63,9 +65,45 @@ def test_a_server_gives_a_profile_a_scenario_and_a_table(
     profile = load_profile(out / "profile")
     step = profile.cost.duration(Shape(decode_rows=4, decode_live=4, context=400))
     assert 0.004 < step < 0.008  # the stand-in sleeps for 4.4 ms
-    assert profile.front_end > 0
+    assert profile.front_end[0] > 0
+    assert profile.about["server"]["command"] == ["sleeps"]
+    assert "verdict: " in printed
     assert (out / "report.html").exists() and (out / "verify.json").exists()
     assert child_is_gone(out / "server.log")
+
+
+@pytest.mark.slow
+def test_a_calibration_is_resumed_and_checked_again_with_one_verdict(
+    vllm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, sent, broken = tmp_path / "out", list[str](), ["burst of 32"]
+    send = LoadClient.send
+
+    def send_or_fail(client: LoadClient, name: str, requests: Any) -> Any:
+        sent.append(name)
+        if name in broken:
+            broken.remove(name)
+            raise LoadFailed(f"{name}: broken")
+        return send(client, name, requests)
+
+    monkeypatch.setattr(LoadClient, "send", send_or_fail)
+    command = ["calibrate", "vllm", *QUICK, "-q", "-o", str(out)]
+    assert main([*command, "--", "sleeps"]) == 1
+    error = capsys.readouterr().err
+    assert "recorded steps are kept in" in error and "with --resume sends only the loads" in error
+    assert main([*command, "--", "sleeps"]) == 2
+    assert "already holds the loads of a calibration; continue with --resume" in capsys.readouterr().err
+    assert [json.loads(line)["load"] for line in (out / "loads.jsonl").read_text().splitlines()] == ["single requests"]
+    sent.clear()
+    assert main([*command, "--resume", "--", "sleeps"]) == 0
+    assert sent[:4] == ["first request", "warm-up", "equal requests", "burst of 8"]  # not the single requests
+    verdict = re.search(r"^verdict: .*", capsys.readouterr().out, re.MULTILINE)
+    assert (out / "steps.jsonl").exists() and (out / "steps-2.jsonl").exists()
+    sent.clear()
+    assert main(["calibrate", "check", str(out / "profile")]) == 0
+    assert verdict is not None and verdict[0] in capsys.readouterr().out
+    assert main([*command, "--check-only", "--", "sleeps"]) == 0
+    assert sent == ["first request", "warm-up", "equal requests"] and (out / "check-2" / "verify.json").exists()
 
 
 @pytest.mark.slow
@@ -108,10 +146,10 @@ def test_a_server_that_is_killed_keeps_the_steps(
     assert main(["calibrate", "vllm", "-q", "-o", str(out), "--", "killed"]) == 1
     error = capsys.readouterr().err
     steps = out / "steps.jsonl"
-    assert re.fullmatch(r"sim: vLLM ended, killed by SIGKILL; log: \S+; 12 recorded steps are kept in .*\n", error), (
+    assert re.fullmatch(r"sim: vLLM ended, killed by SIGKILL; log: \S+; 22 recorded steps are kept in .*\n", error), (
         error
     )
-    assert len(steps.read_text(encoding="utf-8").splitlines()) == 1 + 12  # two requests of 6 tokens
+    assert len(steps.read_text(encoding="utf-8").splitlines()) == 1 + 22  # requests of 16 and 6 tokens
     assert child_is_gone(out / "server.log")
     assert main(["calibrate", "import", "steps", str(steps), "--no-fit", "-o", str(tmp_path / "kept")]) == 0
 

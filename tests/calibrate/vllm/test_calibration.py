@@ -11,14 +11,16 @@ from typing import Any
 
 import pytest
 from servesim.calibrate.client.load_generator import SentRequest
+from servesim.calibrate.replay.http_client import Target
 from servesim.calibrate.replay.replay import ReplayedScenario, replay_requests
 from servesim.calibrate.replay.verify import compare
 from servesim.calibrate.vllm import recording as recording_module
-from servesim.calibrate.vllm.calibration import METRICS, FittedServer, write_fit
+from servesim.calibrate.vllm.calibration import METRICS, Calibration, FittedServer, relative_spread, start, write_fit
 from servesim.calibrate.vllm.causes import dominant_cause
+from servesim.calibrate.vllm.loads import LoadClient, LoadPlan
 from servesim.calibrate.vllm.recording import Recording, front_end_seconds, open_recording
 from servesim.config.scenario import scenario_from
-from servesim.core import Request
+from servesim.core import BadInput, Request
 from servesim.costs.derived import ScaledCost
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.runs.run_folder import read_run, run_data
@@ -41,8 +43,9 @@ def recording(recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture
 def fitted(recording: Recording, tmp_path: Path) -> FittedServer:
     steps = [step for step in recording.steps() if step.number < FIRST_CHECKED]
-    write_fit(recording, steps, FRONT_END, tmp_path / "profile")
-    return FittedServer(recording, steps, load_profile(tmp_path / "profile"), tmp_path / "scenario.yaml")
+    write_fit(recording, steps, tmp_path / "profile", {"front_end": {"seconds": FRONT_END}})
+    checked = recording.steps()[len(steps) :]
+    return FittedServer(recording, steps, load_profile(tmp_path / "profile"), tmp_path / "scenario.yaml", checked)
 
 
 def compared(fitted: FittedServer, recordings: Path, profile: Profile) -> ReplayedScenario:
@@ -84,8 +87,10 @@ def test_the_front_end_is_the_time_outside_the_engine(recording: Recording) -> N
         own = [step for step in single if id in step.requests]
         engine = (own[-1].end or 0.0) - (own[0].start or 0.0)
         sent.append(SentRequest(Request(id, 0.0, 1, 1), 0.0, sent_at=5.0, times=[5.0 + engine + 0.012]))
-    assert front_end_seconds(single, sent) == pytest.approx(0.012)
-    assert front_end_seconds(single, sent[:-1]) is None  # a request of another client
+    load: Any = SimpleNamespace(sent_requests=sent)
+    assert front_end_seconds(load, single) == pytest.approx(0.012)
+    load.sent_requests = sent[:-1]
+    assert front_end_seconds(load, single) is None  # a request of another client
 
 
 def with_error(replayed: ReplayedScenario, metric: str, error: float) -> ReplayedScenario:
@@ -115,3 +120,22 @@ def test_no_cause_is_named_if_none_explains_the_error(fitted: FittedServer, reco
     assert cause is not None
     assert cause.startswith("not found: nothing that was measured explains mean_ttft_ms -24.0%")
     assert "step times: the steps of the check took 3." in cause and "sim policies prove" in cause
+
+
+def test_a_server_without_the_recorder_is_noticed_after_one_request(
+    recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file has the steps of an earlier server: no new one comes."""
+    sent = list[str]()
+    monkeypatch.setattr(LoadClient, "send_equal", lambda client, name, count: sent.append(name))
+    calibration = Calibration(Target("http://127.0.0.1:9"), recording, tmp_path, LoadPlan())
+    with pytest.raises(BadInput, match=r"no step was recorded: http://127\.0\.0\.1:9 runs without vLLM's recorder"):
+        start(calibration)
+    assert sent == ["first request"]
+    with pytest.raises(BadInput, match=r"none\.jsonl: no such file; expected that of vLLM's recorder \(SERVESIM_STEPS"):
+        open_recording(tmp_path / "none.jsonl")
+
+
+def test_the_noise_of_a_machine_is_the_spread_of_equal_requests() -> None:
+    assert relative_spread([1.0] * 12) == 0.0
+    assert relative_spread([0.8, 0.8, 1.0, 1.0, 1.0, 1.0, 1.2, 1.2]) == pytest.approx(0.2)

@@ -48,7 +48,12 @@ class Scheduler:
         tokens = self.left.pop(0)
         for id, count in tokens.items():
             self.requests[id].num_computed_tokens += count
-        return SimpleNamespace(num_scheduled_tokens=tokens, total_num_scheduled_tokens=sum(tokens.values()))
+        return SimpleNamespace(
+            num_scheduled_tokens=tokens, total_num_scheduled_tokens=sum(tokens.values()), preempted_req_ids={"d"}
+        )
+
+    def add_request(self, request: Any) -> None:
+        pass
 
     def update_from_output(self, decision: Any, output: Any) -> str:
         self.updated.append(decision)
@@ -99,6 +104,7 @@ def test_every_step_is_written_with_its_shape_and_times(
     monkeypatch.setenv("SERVESIM_STEPS", str(path))
     scheduler = recording_scheduler(vllm_config=config, block_size=16)
     assert isinstance(scheduler, Scheduler) and not isinstance(scheduler, AsyncScheduler)
+    scheduler.add_request(SimpleNamespace(request_id="b", arrival_time=17.5))
     for _ in range(3):
         decision = scheduler.schedule(False)
         time.sleep(0.01)
@@ -112,6 +118,9 @@ def test_every_step_is_written_with_its_shape_and_times(
     assert first.shape == Shape(1, 50, 50, 2500, 0, 1, 1, 100)
     assert second.shape == Shape(1, 30, 30, 900, 30 * 50, 1, 1, 101)
     assert first.waiting == 1 and first.requests == {"b"}
+    (arrived,) = json.loads(first.cells["arrived"])
+    assert arrived[0] == "b" and arrived[1] <= (first.start or 0.0) and arrived[2] == 17.5
+    assert second.cells["arrived"] == "[]" and second.cells["preempted"] == '["d"]'
     assert min(read_step_log(path).seconds) >= 0.01
 
 

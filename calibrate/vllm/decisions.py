@@ -1,0 +1,102 @@
+"""Compare the recorded decisions of a vLLM server with the simulation: the share of equal steps.
+
+The simulation gets the recorded arrivals and step times, so that no decision depends on a predicted time: what differs
+is a rule. Every simulated step ends when the server took its next decision.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+from servesim.calibrate.adapter.vllm_recorder import client_id
+from servesim.calibrate.replay.resimulate import MeasuredCost, simulate_with_cost
+from servesim.calibrate.replay.verify import Decisions
+from servesim.config.scenario import FrontEnd, Scenario
+from servesim.core import Request, Shape
+from servesim.costs.device_profile import Profile
+from servesim.engine.step import ModelCall
+from servesim.files.step_table import MeasuredStep
+from servesim.runs.simulate import copy_requests
+
+AT_ONCE = FrontEnd(seconds=0.0, per_request=0.0)  # the delay of the front end is part of the recorded arrivals
+
+
+class Decision(NamedTuple):
+    """What is compared of a step. Rows that decode have no ids: they follow from the other fields."""
+
+    prompts: Mapping[str, int]  # tokens by request
+    rows: int  # with those that decode
+    tokens: int
+    preempted: Sequence[str]
+
+
+class RecordedTimes(MeasuredCost):
+    """The recorded end of every step, also if its shape is another one."""
+
+    def seconds(self, shape: Shape) -> float:
+        assert self.loop is not None
+        index, in_flight = self.calls_matched, self.loop.server.flight
+        if index == len(self.ends):
+            return super().seconds(shape)
+        self.calls_matched += 1
+        return max(0.0, self.ends[index] - (self.loop.now if in_flight is None else in_flight.end))
+
+
+def compare_decisions(
+    scenario: Scenario, requests: Sequence[Request], steps: Sequence[MeasuredStep], profile: Profile
+) -> Optional[Decisions]:
+    """Simulate recorded steps again; return how many decisions are equal. None if the arrivals are not recorded."""
+    lines = [{key: json.loads(step.cells.get(key) or "[]") for key in ("arrived", "preempted")} for step in steps]
+    seen = arrivals(steps, [[str(client_id(id)) for id, *_ in line["arrived"]] for line in lines])
+    if {str(request.id) for request in requests} != set(seen):
+        return None  # the log of an older recorder, or requests of other clients
+    origin, copies = min(seen.values()), copy_requests(requests)
+    for request in copies:
+        request.sent = request.arrival = request.state_since = seen[str(request.id)] - origin
+        request.follows = None
+    place = {id: number for number, id in enumerate(seen)}
+    copies.sort(key=lambda request: place[str(request.id)])
+    calls = [ModelCall(0.0, 0.0, end - origin, step.shape) for step, end in zip(steps, step_ends(steps))]
+    engine = scenario.engine.model_copy(update={"front_end": AT_ONCE})
+    scenario = scenario.model_copy(update={"engine": engine})
+    _, rows = simulate_with_cost(scenario, copies, profile, RecordedTimes(calls, profile.cost))
+    ours = [simulated_decision(row) for row in rows if row["chunks"]]
+    theirs = [recorded_decision(step, line["preempted"]) for step, line in zip(steps, lines)]
+    equal = [one == two for one, two in zip(ours, theirs)]
+    same = equal.index(False) if False in equal else len(equal)
+    first = {"t": (steps[same].start or 0.0) - origin} if same < len(theirs) else None
+    return Decisions(len(ours), len(theirs), same, sum(equal), first)
+
+
+def step_ends(steps: Sequence[MeasuredStep]) -> list[float]:
+    """Return when every step gives way to the next decision that knows its result."""
+    starts = [step.start or 0.0 for step in steps[1:]]
+    return [max(step.end or 0.0, start) for step, start in zip(steps, [*starts, 0.0])]
+
+
+def arrivals(steps: Sequence[MeasuredStep], arrived: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Return when the simulation must see each request, so that the step that saw it first on the server does.
+
+    With asynchronous scheduling, that is the end of the step before the last one.
+    """
+    ends, times = step_ends(steps), dict[str, float]()
+    for k, (step, ids) in enumerate(zip(steps, arrived)):
+        start = step.start or 0.0
+        overlaps = k > 1 and (steps[k - 1].end or 0.0) > start
+        times.update(dict.fromkeys(ids, min(start, ends[k - 2]) if overlaps else start))
+    return times
+
+
+def recorded_decision(step: MeasuredStep, preempted: Sequence[str]) -> Decision:
+    prompts = {str(client_id(id)): tokens for id, tokens, *_ in json.loads(step.cells.get("batch") or "[]")}
+    rows = step.shape.prefill_rows + step.shape.decode_rows
+    tokens = step.shape.prefill_tokens + step.shape.decode_rows
+    return Decision(prompts, rows, tokens, sorted(str(client_id(id)) for id in preempted))
+
+
+def simulated_decision(row: Mapping[str, Any]) -> Decision:
+    chunks, prompts = {str(id): tokens for id, tokens in row["chunks"]}, set(map(str, row["prompts"]))
+    preempted = sorted(str(id) for id, _ in row["preempted"])
+    return Decision({id: chunks[id] for id in prompts}, len(chunks), sum(chunks.values()), preempted)
