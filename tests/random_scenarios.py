@@ -1,4 +1,4 @@
-"""400 random scenarios over all policies, and one per preset: costs, requests, limits and front ends of all kinds."""
+"""500 random scenarios over all policies, and one per preset: costs, requests, limits and front ends of all kinds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from servesim.traces.trace import Trace, table_of
 
 from .policy_values import random_fields
 
-COUNT = 400
+COUNT = 500
 BUNDLED = ("h200-llama2-7b", "cpu-tiny-kbk", "ascend910b4-llama2-7b")
 
 
