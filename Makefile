@@ -46,7 +46,7 @@ kbk:
 vllm:
 	tools/vllm_env.sh
 
-# The suite tests the compiled package. tests/compiled compares the bytes that it and plain Python write for 400 scenarios.
+# The suite tests the compiled package. tests/compiled compares the bytes that it and plain Python write for 500 scenarios.
 test: $(VENV)/.compiled lint
 	SERVESIM_COMPILE=1 $(BIN)/python -Im pytest $(PARALLEL) --dist worksteal -m 'not slow and not kbk and not live and not ascend'
 

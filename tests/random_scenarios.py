@@ -1,4 +1,4 @@
-"""400 random scenarios over all policies, and one per preset: costs, requests, limits and front ends of all kinds.
+"""500 random scenarios over all policies, and one per preset: costs, requests, limits and front ends of all kinds.
 
 With them what must hold for every run. To run 2,000 of them, plain and compiled, with and without fast-forward:
 
@@ -27,7 +27,7 @@ from servesim.traces.trace import Trace, table_of
 
 from .policy_values import random_fields
 
-COUNT = int(os.environ.get("SCENARIOS", "400"))
+COUNT = int(os.environ.get("SCENARIOS", "500"))
 BUNDLED = ("h200-llama2-7b", "cpu-tiny-kbk", "ascend910b4-llama2-7b")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
@@ -63,8 +64,11 @@ def requests_of(entry: Entry, scenario: Scenario) -> Trace:
     if "sort" not in entry:
         return trace
     lengths = zip(trace.prompts.tolist(), trace.outputs.tolist())
-    longest_first = entry["sort"] == "descending"
-    return contest(**load_of(entry), seed=scenario.seed, lengths=sorted(lengths, key=sum, reverse=longest_first))
+    rows = sorted(lengths, key=sum, reverse=entry["sort"] == "descending")
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "lengths.csv")
+        file.write_text("prompt,output\n" + "".join(f"{prompt},{output}\n" for prompt, output in rows))
+        return contest(**load_of(entry), seed=scenario.seed, lengths=file)
 
 
 def figures_of(entry: Entry) -> Figures:

@@ -15,7 +15,6 @@ from servesim.config.registry import make_policy, preset, presets
 from servesim.config.scenario import Scenario
 from servesim.core import BadInput, Policy
 from servesim.core.policy import field_values
-from servesim.policies.vllm_v1.policy import NEWEST, OLDEST
 from servesim.runs.decision_log import InMemoryLog
 from servesim.runs.simulate import simulate
 
@@ -64,8 +63,7 @@ def rules_of(
     flags: dict[str, Any] = {"engine": engine, "scheduler_cls": scheduler}
     installed = EnginePolicy(**flags)
     release = version_numbers(installed.settings()["version"])
-    known = [preset(title)["policy"] for title in presets() if preset(title)["policy"]["name"] == name]
-    known.sort(key=lambda tree: version_numbers(tree["version"]))
+    known = known_rules(name)
     newest = max([0, *(k for k, tree in enumerate(known) if version_numbers(tree["version"]) <= release)])
     rules = known[newest]  # the rules since then, if there are new ones; of an older release, the oldest ones
     try:
@@ -76,13 +74,19 @@ def rules_of(
     return make_policy({**rules, **settings}), installed
 
 
-def range_warning(policy: Policy, installed: EnginePolicy) -> Optional[str]:
+def known_rules(name: str) -> list[dict[str, Any]]:
+    """Return the policy sections of the presets of a policy, oldest version first."""
+    sections = [preset(title)["policy"] for title in presets() if preset(title)["policy"]["name"] == name]
+    return sorted(sections, key=lambda section: version_numbers(section["version"]))
+
+
+def range_warning(name: str, policy: Policy, installed: EnginePolicy) -> Optional[str]:
     """Return a warning if the installed engine has another version than the rules of the policy."""
     release, rules = version_numbers(installed.settings()["version"]), version_numbers(policy_version(policy))
     if release == rules:
         return None
-    oldest, newest = (".".join(map(str, number)) for number in (OLDEST, NEWEST))
-    is_known = OLDEST <= release <= NEWEST
+    oldest, newest = (str(known_rules(name)[index]["version"]) for index in (0, -1))
+    is_known = version_numbers(oldest) <= release <= version_numbers(newest)
     reason = "you set this version" if is_known else f"only the rules of {oldest} to {newest} are known"
     return f"{installed.title} is compared with the rules of {policy_version(policy)}: {reason}"
 

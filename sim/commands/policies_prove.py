@@ -57,7 +57,7 @@ def run_prove(args: argparse.Namespace) -> int:
     settings = override({"name": args.policy}, args.set)
     print_note(args, f"importing {args.engine}; this can take a minute")
     policy, installed = rules_of(args.policy, settings, args.engine, args.scheduler_cls)
-    if warning := range_warning(policy, installed):
+    if warning := range_warning(args.policy, policy, installed):
         print_note(args, f"warning: {warning}")
     base = {"policy": {"name": args.policy, "version": policy_version(policy)}}  # a file may name another version
     trees = [(file, merge(base, read_scenario_file(file))) for file in args.scenario]

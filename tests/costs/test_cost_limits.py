@@ -15,11 +15,12 @@ from servesim.core import BadInput, Shape, StepCost
 from servesim.costs.device_profile import Profile, bundled_profiles, load_profile
 from servesim.costs.imported_tables import VIDUR_TABLES, load_vidur
 from servesim.costs.linear import LinearCost
-from servesim.costs.mapping import PARTS, cost_from
-from servesim.costs.parts import PartsCost, interpolate
+from servesim.costs.mapping import cost_from
+from servesim.costs.parts import DecodePart, HostPart, MixedPart, PartsCost, PrefillPart, SwapPart, interpolate
 from servesim.engine.clocks import VirtualClock
 from servesim.runs.simulate import simulate
 
+PARTS = {"prefill": PrefillPart, "decode": DecodePart, "mixed": MixedPart, "swap": SwapPart, "host": HostPart}
 PREFILL, DECODE = {"tokens": [[1, 0.01]]}, {"rows": [[1, 0.01]]}
 
 

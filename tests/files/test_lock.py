@@ -40,8 +40,9 @@ def test_a_second_command_in_the_folder_is_refused(tmp_path: Path) -> None:
     assert second.returncode == 2
     assert error == "sim: out: another process is writing to it; wait for it, or use another folder\n"
     assert first.wait(timeout=120) == 0
-    third = start(tmp_path, COMMAND)
-    assert third.wait(timeout=120) == 0  # the lock is released
+    third = start(tmp_path, COMMAND)  # the lock is released, and the replay stays as it is
+    _, error = third.communicate(timeout=120)
+    assert third.returncode == 2 and error.startswith("sim: out: already holds a replay")
 
 
 def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:

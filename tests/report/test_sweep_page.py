@@ -122,7 +122,7 @@ def test_the_pareto_front_of_two_measures_is_that_of_all_pairs(experiment: Path)
 def test_the_table_of_a_large_sweep_is_cut(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep_page, "MAX_TABLE_ROWS", 10)
     summary = load_summary(experiment)
-    shown = [row.config for row in sweep_page.configurations(summary).rows]
+    shown = [row.style.config for row in sweep_page.configurations(summary).rows]
     assert shown[:10] == [row.config for row in summary.rows[:10]]
     front = {row.config for row in summary.rows[10:] if row.on_pareto_front}
     assert set(shown[10:]) == front | {0} and len(shown) < len(summary.rows)
@@ -191,7 +191,7 @@ def curves(count: int) -> list[Curve]:
         run = {"replication": 0, "metrics": {"p99_ttft_ms": 10 * rate, "output_throughput": rate}}
         points.append(RatePoint(rate, Row(0, {}, "", [run]), {}))
     outcomes = ["worse", "best", *["worse"] * count]
-    return [Curve(number, {}, f"curve {number}", points, (), outcome) for number, outcome in enumerate(outcomes)]
+    return [Curve(number, {}, f"curve {number}", points, (), outcome=outcome) for number, outcome in enumerate(outcomes)]
 
 
 def test_no_two_named_curves_look_the_same() -> None:

@@ -159,7 +159,7 @@ def test_llm_serving_configuration_is_a_scenario(folder: Path) -> None:
     assert scenario["policy"] == {"name": "llm-serving", "decode_batch": 8}
     assert scenario["engine"]["num_blocks"] == 128
     assert scenario["engine"]["prefill_buckets"] == [512]
-    assert scenario["engine"]["front_end"] == {"lag": 7, "end_lag": True, "seconds": None}
+    assert scenario["engine"]["front_end"] == {"lag": 7, "end_lag": True, "seconds": None, "per_request": None}
 
 
 @pytest.mark.parametrize(
