@@ -191,7 +191,7 @@ def curves(count: int) -> list[Curve]:
         run = {"replication": 0, "metrics": {"p99_ttft_ms": 10 * rate, "output_throughput": rate}}
         points.append(RatePoint(rate, Row(0, {}, "", [run]), {}))
     outcomes = ["worse", "best", *["worse"] * count]
-    return [Curve(number, {}, f"curve {number}", points, (), outcome=outcome) for number, outcome in enumerate(outcomes)]
+    return [Curve(k, {}, f"curve {k}", points, (), outcome=outcome) for k, outcome in enumerate(outcomes)]
 
 
 def test_no_two_named_curves_look_the_same() -> None:
