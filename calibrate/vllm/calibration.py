@@ -6,7 +6,7 @@ the loads that are not in this file.
 
 from __future__ import annotations
 
-import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import Field
 from servesim.calibrate.imports.fit_steps import fit_log, write_log_profile
 from servesim.calibrate.imports.step_log import timed_steps
 from servesim.calibrate.replay.http_client import Target, replay_against
@@ -23,9 +24,10 @@ from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.costs.profile_verdict import MAX_USABLE
-from servesim.files.read import parse_json
+from servesim.files.checked import Stored
 from servesim.files.step_table import MeasuredStep, read_steps
-from servesim.files.write import append, comment, write_yaml
+from servesim.files.write import comment, write_yaml
+from servesim.study.journal import Journal
 from servesim.version import __version__
 
 from .decisions import compare_decisions
@@ -41,6 +43,15 @@ COMMENT = "Settings of the server that `sim calibrate vllm` recorded. The worklo
 Note = Callable[[str], None]
 Send = Callable[[], Any]
 Measure = Callable[[Any, Sequence[MeasuredStep]], Any]  # of what was sent and its steps
+
+
+class LoadLine(Stored):
+    """A line of loads.jsonl: a complete load."""
+
+    load: str
+    file: str  # of its steps, as seen from the folder
+    steps: list[int] = Field(min_length=2, max_length=2)  # the first one, and the first one after it
+    measured: Any = None
 
 
 @dataclass(frozen=True)
@@ -68,23 +79,25 @@ class Calibration:
         if done is None:
             first = len(self.recording.steps())
             sent, steps = send(), self.recording.steps()
-            done = {"load": name, "file": str(self.recording.path), "steps": [first, len(steps)]}
+            file = os.path.relpath(self.recording.path, self.folder)  # the working folder may be another one next time
+            done = {"load": name, "file": file, "steps": [first, len(steps)]}
             done["measured"] = measure(sent, steps[first:])
-            append(self.folder / LOADS, json.dumps(done) + "\n")
+            with Journal(self.folder / LOADS, LoadLine) as journal:
+                journal.append([done])
         return done["measured"]
 
     def loads(self) -> dict[str, dict[str, Any]]:
         """Return the complete loads by name."""
-        path = self.folder / LOADS
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        rows = [parse_json(path, line, number) for number, line in enumerate(lines, 1)]
-        return {row["load"]: row for row in rows}
+        if not (self.folder / LOADS).exists():
+            return {}
+        with Journal(self.folder / LOADS, LoadLine) as journal:
+            return {row["load"]: row for row in journal.records}
 
     def fitted_steps(self) -> list[MeasuredStep]:
         """Return the steps of all complete loads."""
         steps = []
         for load in self.loads().values():
-            steps += read_steps(load["file"])[slice(*load["steps"])]
+            steps += read_steps(self.folder / load["file"])[slice(*load["steps"])]
         return steps
 
 

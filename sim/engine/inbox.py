@@ -37,7 +37,7 @@ class Inbox:
     ) -> None:
         self.lag = max(1, lag)  # model calls until the scheduler sees a request; 1 = no lag
         self.seconds = seconds  # minimum time from sending to the scheduler
-        self.per_request = per_request
+        self.per_request = per_request  # from one request to the next: it passes them on one by one
         self.end_lag = end_lag  # a client sees the end of its stream one model call late
         self.followers: dict[Any, list[Request]] = defaultdict(list)  # by the id of the request that they follow
         all_requests = list(requests)

@@ -66,8 +66,8 @@ class CheckedBound:
         if self.change.a > 0 and self.change.b > 0:
             change, low, high = self.change.relative
             return self.bound.verdict(1 + (change if low is None else low), 1 + (change if high is None else high))
-        low, high = limits_of(self.change.excess(self.bound.value, self.confidence))  # no metric is below 0:
-        low, high = (low, min(0.0, high)) if self.change.a > 0 else (max(0.0, low), high)
+        low, high = limits_of(self.change.excess(self.bound.value, self.confidence))
+        low, high = (low, min(0.0, high)) if self.change.a > 0 else (max(0.0, low), high)  # no metric is below 0
         return self.bound._replace(value=0.0).verdict(low, high)
 
     @property

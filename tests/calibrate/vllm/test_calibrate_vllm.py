@@ -76,7 +76,8 @@ def test_a_server_gives_a_profile_a_scenario_and_a_table(
 def test_a_calibration_is_resumed_and_checked_again_with_one_verdict(
     vllm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, sent, broken = tmp_path / "out", list[str](), ["burst of 32"]
+    monkeypatch.chdir(tmp_path)
+    out, sent, broken = Path("out"), list[str](), ["burst of 32"]
     send = LoadClient.send
 
     def send_or_fail(client: LoadClient, name: str, requests: Any) -> Any:
@@ -94,6 +95,8 @@ def test_a_calibration_is_resumed_and_checked_again_with_one_verdict(
     assert main([*command, "--", "sleeps"]) == 2
     assert "already holds the loads of a calibration; continue with --resume" in capsys.readouterr().err
     assert [json.loads(line)["load"] for line in (out / "loads.jsonl").read_text().splitlines()] == ["single requests"]
+    with (out / "loads.jsonl").open("a") as file:
+        file.write('{"load": "bur')  # a kill while the line was written
     sent.clear()
     assert main([*command, "--resume", "--", "sleeps"]) == 0
     assert sent[:4] == ["first request", "warm-up", "equal requests", "burst of 8"]  # not the single requests
@@ -102,8 +105,10 @@ def test_a_calibration_is_resumed_and_checked_again_with_one_verdict(
     sent.clear()
     assert main(["calibrate", "check", str(out / "profile")]) == 0
     assert verdict is not None and verdict[0] in capsys.readouterr().out
-    assert main([*command, "--check-only", "--", "sleeps"]) == 0
-    assert sent == ["first request", "warm-up", "equal requests"] and (out / "check-2" / "verify.json").exists()
+    monkeypatch.chdir(tmp_path.parent)  # the files of a calibration are found from every folder
+    assert main([*command[:-1], str(tmp_path / "out"), "--check-only", "--", "sleeps"]) == 0
+    assert sent == ["first request", "warm-up", "equal requests"]
+    assert (tmp_path / "out" / "check-2" / "verify.json").exists()
 
 
 @pytest.mark.slow
