@@ -26,8 +26,9 @@ INTERPRETED = (
     "__init__",
     "errors", "limits", "native",  # subclasses of built-in exceptions; rarely used; see its text
     "class_source", "fields",  # read annotations and source files, once per class
-    "device_profile", "mapping", "profile_file", "terms", "uncertainty",  # read mappings and files, once per run
-    "config_file", "export", "validation", "vllm_flags",  # configurations of engines, read and written
+    # read mappings and files, once per run
+    "device_profile", "mapping", "named_profile", "profile", "profile_file", "terms", "uncertainty",
+    "config_file", "export", "tuning", "validation", "vllm_flags",  # configurations of engines, read and written
     "kv_memory", "model_arithmetic", "model_config", "profile_verdict",  # used at most once per run
 )  # fmt: skip
 # mypy must not follow imports to the packages that only other modules need.

@@ -251,7 +251,7 @@ def imports() -> list[Input]:
     ]
     results = [
         Input(TRACES[name], [("calibrate", "import", "results", next(iter(TRACES[name])), "-o", "out")])
-        for name in ("vllm-bench", "guidellm-results", "aiperf-results")
+        for name in ("sglang-bench", "vllm-bench", "guidellm-results", "aiperf-results")
     ]
     return [vidur, layers, Input({"a.jsonl": STEP_LOG}, steps), *results]
 

@@ -48,6 +48,11 @@ VLLM_RESULT = {
     "input_lens": [8, 31, 9], "output_lens": [2, 3, 0], "ttfts": [0.1, 0.2, 0.0], "itls": [[0.1], [0.1, 0.2], []],
     "start_times": [9.5, 9.0, 9.7], "errors": ["", "", "timeout"], "request_rate": "inf", "max_concurrency": 2,
 }  # fmt: skip
+SGLANG_RESULT = {
+    "dataset_name": "random", "request_rate": 2.0, "duration": 5.0, "completed": 3, "mean_e2e_latency_ms": 500.0,
+    "total_input_tokens": 48, "total_output_tokens": 5, "random_input_len": 31, "random_output_len": 3,
+    "random_range_ratio": 0.5, "mean_ttft_ms": 100.0, "max_concurrency": None,
+}  # fmt: skip
 GUIDELLM_REQUEST = {
     "request_id": "x", "request_start_time": 1.7e9, "request_end_time": 1.7e9 + 1, "request_latency": 0.5,
     "time_to_first_token_ms": 80.0, "prompt_tokens": 31, "output_tokens": 7,
@@ -108,6 +113,7 @@ TRACES: dict[str, dict[str, bytes]] = {
     "guidellm": {"a.jsonl": lines({"timestamp": 1.25, "input_length": 31, "output_length": 7})},
     "sharegpt": {"a.json": json.dumps([{"id": "x", "conversations": TURNS}, {"conversations": TURNS[:1]}]).encode()},
     "custom": {"a.jsonl": lines({"prompt": "one two three", "output_tokens": 7}, {"prompt": "four"})},
+    "sglang-bench": {"a.jsonl": lines({**VLLM_RESULT, **SGLANG_RESULT})},
     "vllm-bench": {"a.json": json.dumps(VLLM_RESULT).encode()},
     "guidellm-results": {
         "a.json": json.dumps({"benchmarks": [{"requests": {"successful": [GUIDELLM_REQUEST], "errored": []}}]}).encode()

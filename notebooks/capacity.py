@@ -22,7 +22,7 @@
 BASE = {
     "preset": "vllm-v1-0.32",
     "profile": "h200-llama2-7b",  # step times of one device and model
-    "engine": {"device_memory": "141GB"},  # computes the number of KV blocks, as vLLM does
+    "engine": {"device_memory": "H200"},  # computes the number of KV blocks, as vLLM does
     "workload": {
         "requests": 2000,
         "arrivals": {"kind": "poisson", "rate": 10},

@@ -20,8 +20,8 @@ from servesim.files.terminal import fill, paint, screen_of, two_columns
 from .version import describe
 
 GROUPS = (
-    "run", "explore", "sweep", "compare", "check", "tune", "report", "export", "calibrate", "replay", "verify",
-    "serve", "trace", "policies", "config", "completion",
+    "recommend", "run", "explore", "sweep", "compare", "check", "tune", "report", "export", "calibrate", "replay",
+    "verify", "serve", "trace", "policies", "models", "config", "completion",
 )  # fmt: skip
 ABOUT = "Simulate the scheduler of an LLM server, find the best policy, and verify it on the device."
 TASKS = {

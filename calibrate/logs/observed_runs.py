@@ -274,12 +274,13 @@ def read_run(run: RunEntry, common: Tree, folder: Path, where: str) -> ObservedR
             tree["trace"] = {"path": str(folder / run.log)}
     scenario = scenario_from(tree, where)
     trace = load_trace(scenario)
-    last = -1 if times is None else max([*times.request_index, *times.arrivals])
+    last = -1 if times is None else max([*times.request_index, *times.arrivals], default=-1)
     if last >= len(trace.requests):
         count = len(trace.requests)
         raise BadInput(f"{where}.log: it has a request with index {last}, but the scenario has {count} requests")
     set_arrivals(trace, times, run.interval)
-    reported = reported_parts(run.reported, scenario.workload, where)
+    figures = {} if times is None else {k: v for k, v in times.figures.items() if FIGURE.fullmatch(k)}
+    reported = reported_parts(run.reported or [figures] * bool(figures), scenario.workload, where)
     return make_run(run, scenario, trace, times, reported)
 
 
@@ -289,7 +290,7 @@ def make_run(
     """Return a run with times relative to its first send time."""
     start = min(request.arrival for request in trace.requests)
     index, first, end, makespan = np.empty(0, np.int64), np.empty(0), np.empty(0), run.total
-    if times is not None:
+    if times is not None and not times.figures:
         index = times.request_index
         sent = trace.arrivals[index] - start
         first, end = sent + times.ttft, sent + times.e2e

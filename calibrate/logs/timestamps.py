@@ -33,6 +33,7 @@ class RequestTimes(NamedTuple):
     arrivals: Mapping[int, float]  # send times by request index, if the log has them; also of unfinished requests
     ttft: Array
     e2e: Array
+    figures: Mapping[str, float] = {}  # means and quantiles instead, if single requests cannot be compared
 
 
 def read_times(path: Path, dataset: Optional[Path] = None) -> RequestTimes:
@@ -50,10 +51,13 @@ def read_times(path: Path, dataset: Optional[Path] = None) -> RequestTimes:
 
 
 def from_benchmark(path: Path) -> RequestTimes:
-    """Read the result file of vLLM bench, guidellm or aiperf. Failed requests are not part of its trace."""
-    done = [result for result in read_results(Source(path)) if not result.failed]
+    """Read the result file of a load generator. Failed requests are not part of its trace."""
+    results = read_results(Source(path))
+    done = [result for result in results.requests if not result.failed]
     if not done:
         raise BadInput(f"{path}: expected at least one finished request, got none")
+    if results.figures:  # the send times or the lengths are drawn
+        return RequestTimes(np.empty(0, np.int64), {}, np.empty(0), np.empty(0), results.figures)
     arrival, ttft, e2e = (np.array(column) for column in zip(*((r.arrival, r.ttft, r.e2e) for r in done)))
     return RequestTimes(np.arange(len(done)), dict(enumerate(arrival)), ttft, e2e)
 

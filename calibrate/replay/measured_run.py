@@ -33,7 +33,8 @@ from servesim.runs.simulate import Run, measure
 from servesim.runs.text import SHOWN_PERCENTILES, benchmark, cache_lines, title_line, utilisation_lines
 from servesim.runs.timeline import write_measured_timeline
 from servesim.runs.utilisation import TOKENS, describe_counters, summarise, write_counters
-from servesim.traces.read.benchmark_results import RequestResult, read_results, results_format
+from servesim.traces.read.benchmark_results import read_results, results_format
+from servesim.traces.read.column_results import RequestResult
 from servesim.traces.read.source import Source
 
 from .token_check import TokenCheck, check_from_worker
@@ -66,6 +67,11 @@ class MeasuredRun(Run):
         if model_of(profile) is not None or backend.get("backend") == "fake":  # a fake backend has no model
             return profile
         return {**backend, "peak": stored_peak(known_peak(backend))}
+
+    @property
+    def limit_metrics(self) -> dict[str, Any]:
+        """Nothing: only a simulation knows what waiting requests lack."""
+        return {}
 
     @property
     def device(self) -> Optional[dict[str, Any]]:
@@ -162,22 +168,28 @@ def client_row(
 def benchmark_run(path: Path, index: Optional[int] = None) -> MeasuredRun:
     """Read the result file of a load generator. `index` chooses one of several benchmarks in a file, from 0."""
     source = Source(path)
-    results = read_results(source, index)
+    content = read_results(source, index)
+    results = content.requests
     if all(result.failed for result in results):
         raise BadInput(f"{path}: expected at least one successful request, got none")
     requests = [Request(r.id, r.arrival, max(1, r.prompt), max(1, r.output)) for r in results]
     gaps = [gap for result in results for gap in result.gaps]
     end = max(result.arrival + result.e2e for result in results)
     scenario = scenario_from({"trace": {"path": str(path)}}, str(path))
-    backend = {"results": path.name, "format": results_format(source)}
-    return run_from_client(
-        scenario, Profile("none", LinearCost()), requests, list(map(benchmark_row, results)), gaps, end, backend
-    )
+    backend = {"results": path.name, "format": results_format(source), "notes": list(content.notes)}
+    rows = [benchmark_row(result, content.is_summary) for result in results]
+    run = run_from_client(scenario, Profile("none", LinearCost()), requests, rows, gaps, end, backend)
+    if content.is_summary:  # its metrics are those that the file reports, and no others
+        unknown = dict.fromkeys(run.measures.as_result())
+        run.extra = {**run.extra, **unknown, "makespan": None, "outcomes": {}, **content.figures}
+    return run
 
 
-def benchmark_row(result: RequestResult) -> list[Any]:
-    """Return the times of a request in a result file."""
+def benchmark_row(result: RequestResult, is_summary: bool) -> list[Any]:
+    """Return the times of a request in a result file; a summary has none."""
     sent = result.arrival
+    if is_summary:
+        return client_row(0, sent, None, None, None, None)
     if result.failed:
         return client_row(0, sent, None, None, None, "failed", result.failed)
     end = sent + result.e2e

@@ -44,6 +44,7 @@ class LightLLM(Policy):
             "LightLLM 4b037f68 (2024-04-15)", "recordings of LightLLM's RouterManager and ReqQueue, step by step"
         )
         rules.one_token_decodes = self.splitfuse_mode
+        rules.slots_field, rules.budget_fields = "running_max_req_size", ("batch_max_tokens",)
         return rules
 
     def initial_state(self) -> Any:

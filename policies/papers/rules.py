@@ -14,6 +14,7 @@ class PaperRules(EngineRules):
 
     def __init__(self, engine: str, validated_against: str, running_order: str = "admission") -> None:
         super().__init__(engine, validated_against)
+        self.slots_field, self.budget_fields = "max_num_seqs", ("chunk_size",)
         self.running_order = running_order
         self.rejects_oversized = False
 
@@ -30,6 +31,7 @@ class SplitFuseRules(PaperRules):
 
     def __init__(self, engine: str, validated_against: str) -> None:
         super().__init__(engine, validated_against)
+        self.slots_field, self.budget_fields = "max_ragged_sequence_count", ("max_ragged_batch_size",)
         self.frees_late = True
 
     def finish(self, state: ServerState, request: Request, now: float, failed: bool) -> None:

@@ -82,7 +82,11 @@ class SGLang(SGLangSettings):
 
     def rules(self) -> SGLangRules:
         depth = 1 if self.disable_overlap_schedule else 2
-        return SGLangRules(self.version, self.is_old, not self.disable_radix_cache, depth)
+        rules = SGLangRules(self.version, self.is_old, not self.disable_radix_cache, depth)
+        rules.slots_field, rules.budget_fields = "max_running_requests", ("chunked_prefill_size",)
+        if self.chunked_prefill_size is None or self.max_prefill_tokens < self.chunked_prefill_size:
+            rules.budget_fields = ("max_prefill_tokens",)
+        return rules
 
     def engine_refusals(self, block_size: int, max_model_len: Optional[int]) -> list[str]:
         size, refusals = self.chunked_prefill_size, []

@@ -33,6 +33,7 @@ class SGLangRules(EngineRules):
     def __init__(self, version: str, is_old: bool, radix_cache: bool, steps_in_flight: int) -> None:
         super().__init__(f"SGLang {version}", f"recordings of the real scheduler of {version}", steps_in_flight)
         self.is_old = is_old  # 0.4.6
+        self.block_size = 1
         self.has_prefix_cache = radix_cache
         self.drops_tokens_in_flight = True
         self._late: dict[Step, int] = {}  # blocks of finished requests that are free when a step returns
@@ -46,6 +47,10 @@ class SGLangRules(EngineRules):
     def waiting_key(self, policy: Policy) -> Callable[[Request], Any]:
         """Return the sort key. Requests with equal keys stay in the order in which they join the queue."""
         return policy.sort_key
+
+    def token_budget(self, policy: Policy) -> Optional[int]:
+        budget: Optional[int] = getattr(policy, self.budget_fields[0], None)
+        return budget
 
     def start_plan(self, state: ServerState, plan: Plan) -> None:
         use: Optional[CacheUse] = plan.extra

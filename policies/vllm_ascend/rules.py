@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Optional
 
-from servesim.core import Chunk, Preemption, Request
+from servesim.core import Chunk, Policy, Preemption, Request
 from servesim.core.native import mypyc_attr
 from servesim.engine.state import ServerState
 from servesim.engine.step import Step
@@ -17,6 +17,9 @@ AFTER_STEP: Final = "after step"  # Preemption.extra: see MindSporeRules
 @mypyc_attr(allow_interpreted_subclasses=True)
 class AscendRules(VLLMRules):
     """Rules of the schedulers of vllm-ascend on vLLM V1."""
+
+    def token_budget(self, policy: Policy) -> Optional[int]:
+        return None  # some of them have further limits
 
     def runs_as_decode(self, chunk: Chunk) -> bool:
         """Whether it is the last token of a preempted request, but not its first chunk after an admission."""

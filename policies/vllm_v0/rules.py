@@ -15,5 +15,6 @@ class VLLMv0Rules(EngineRules):
         # The scheduler itself rejects ("ignores") a prompt that can never fit when it is at the head of the queue.
         self.rejects_oversized = False
         self.arrival_is_send_time = True
+        self.slots_field, self.budget_fields = "max_num_seqs", ("max_num_batched_tokens",)
         self.sequence_groups = sequence_groups
         self.splits_answers = not sequence_groups

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Optional
 
-from servesim.core import Chunk, Plan, Preemption
+from servesim.core import Chunk, Plan, Policy, Preemption
 from servesim.core.native import mypyc_attr
 from servesim.engine.caching_rules import CachingRules
 from servesim.engine.state import ServerState
@@ -31,10 +31,20 @@ class VLLMRules(CachingRules):
         self.rejects_full_prompts = True  # the input processor
         self.one_token_decodes = True
         self.splits_answers = True
+        self.slots_field, self.budget_fields = "max_num_seqs", ("max_num_batched_tokens",)
         self.empty_step = 0.001  # its loop sleeps after a step without a model call
         self.appends_all = version < (0, 24, 0)
         self.counts_lookups = version < (0, 27, 0)
         self.counts_preempted_apart = version >= (0, 11, 1)
+
+    def slots(self, policy: Policy) -> Optional[int]:
+        if getattr(policy, "max_num_active_seqs", None):
+            self.slots_field = "max_num_active_seqs"
+        return super().slots(policy)
+
+    def token_budget(self, policy: Policy) -> Optional[int]:
+        budget: Optional[int] = getattr(policy, self.budget_fields[0], None)
+        return budget
 
     def runs_as_decode(self, chunk: Chunk) -> bool:
         """Whether it is the last token of a preempted request that has generated tokens."""

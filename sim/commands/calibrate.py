@@ -64,6 +64,7 @@ def fit_from_logs(args: argparse.Namespace) -> int:
     if args.output:
         check_new(Path(args.output) / "profile.yaml", "profile")
     runs = read_runs(Path(args.runs))
+    print_note(args, *dict.fromkeys(remark for run in runs.runs for remark in run.trace.remarks()))
 
     def show_progress(line: str) -> None:
         if not args.quiet:

@@ -9,6 +9,7 @@ from typing import Any
 
 from servesim.core import BadInput
 
+from .notes import print_note
 from .options import MODEL_HELP
 
 
@@ -19,12 +20,12 @@ def register_import(kinds: Any) -> None:
     register_steps(sources)
     results = sources.add_parser(
         "results",
-        help="a result file of vllm bench serve --save-detailed, guidellm or aiperf: a measured run",
+        help="a result file of vllm bench serve --save-detailed, sglang.bench_serving, guidellm or aiperf: a run",
         description="Write the folder of a measured run: its requests.csv is a trace and a log for `sim calibrate "
         "logs`, and the folder is the measured side of `sim verify`.",
     )
     results.add_argument("file", metavar="FILE", help="result file; the format is detected")
-    results.add_argument("--benchmark", type=int, metavar="K", help="benchmark in a guidellm report, counted from 0")
+    results.add_argument("--benchmark", type=int, metavar="K", help="benchmark in a file with several, counted from 0")
     add_output(results, import_results, "folder of the measured run to write")
 
 
@@ -160,6 +161,8 @@ def import_results(args: argparse.Namespace) -> int:
     run = benchmark_run(Path(args.file), args.benchmark)
     write_live(run, folder)
     result = run.result()
-    print(f"{result['completed']} finished, {result['failed']} failed requests in {result['duration']:.2f} s")
+    failed = "" if result["failed"] is None else f", {result['failed']} failed"
+    print(f"{result['completed']} finished{failed} requests in {result['duration']:.2f} s")
+    print_note(args, *(f"{args.file}: {note}" for note in run.backend["notes"]))
     print(f"measured run: {folder}")
     return 0

@@ -11,7 +11,7 @@ from servesim.core import BadInput
 from servesim.core.limits import DEFAULT_DRAWS, check_fraction, check_replications
 
 from . import options
-from .notes import note_uncertainty, print_json, print_warning
+from .notes import note_uncertainty, print_json, print_note, print_warning
 
 CODES = {"met": 0, "undecided": 1, "broken": 3}  # exit codes; 2 is bad input
 
@@ -23,6 +23,7 @@ def register(commands: Any) -> None:
         "the interval of a metric contains its limit (undecided), 3 if a constraint is broken.",
     )  # fmt: skip
     options.add_scenario_options(check)
+    options.add_names(check)
     how = check.add_argument_group("check")
     how.add_argument(
         "--subject-to", action="append", type=partial(options.bound, baseline=True), metavar="BOUND", required=True,
@@ -60,13 +61,15 @@ def run_check_command(args: argparse.Namespace) -> int:
     check_replications(args.replications, "--replications")
     if args.baseline == "":  # a variable of a workflow that is not set: the check must not pass without its baseline
         raise BadInput("--baseline: expected a file name, got ''")
-    scenario = assemble(options.scenario_layers(args, args.scenario)), args.scenario or args.preset or "scenario"
+    layers, notes = options.layers_with_server(args)
+    scenario = assemble(layers), args.scenario or args.preset or "scenario"
     baseline = (assemble(options.scenario_layers(args, args.baseline)), args.baseline) if args.baseline else None
     with open_executor(args.executor, args.jobs, args.replications + args.intervals) as executor:
         chosen = (executor, args.replications, args.intervals, args.confidence, "--subject-to")
         check = run_check(scenario, baseline, args.subject_to, *chosen)
     if check.runs.draws:
         note_uncertainty(args, check.runs.profile)
+    print_note(args, *notes)
     print_warning(*(warning.text for warning in scenario_warnings(scenario[0])))
     if args.json:
         print_json(check.as_json())

@@ -31,7 +31,8 @@ def register(commands: Any) -> None:
         "DIR:CONFIG@RATE one rate",
         "B": "file or folder to compare with A, given in the same way",
     })  # fmt: skip
-    metric = "metric to compare (repeatable; default: makespan, output_throughput, mean TTFT, TPOT and E2EL)"
+    default = "those that fit the load first, see docs/metrics.md; then throughput, mean TTFT, TPOT and E2EL"
+    metric = f"metric to compare (repeatable; default: {default})"
     options.add(compare, {"--metric NAME": metric}, action="append")
     options.add_further_percentiles(compare)
     options.add(compare, {"--replications N": "replications of each scenario"}, type=int, default=10)
@@ -49,21 +50,22 @@ def register(commands: Any) -> None:
 
 def run_compare(args: argparse.Namespace) -> int:
     """Compare and print; return 3 if a metric is outside the tolerance."""
+    from servesim.statistics.objective import parse_objective
     from servesim.study.compare import compare, differences_json
     from servesim.study.compared_runs import load_runs
     from servesim.study.executor import open_executor
 
+    named = [parse_objective(name, "--metric") for name in args.metric or ()]
     tolerance, draws, percentiles = args.tolerance, args.intervals or 0, args.metric_percentiles
     check_fraction(args.confidence, "--confidence")
     check_replications(args.replications, "--replications")
-    metrics = metrics_of(args)
     with open_executor(args.executor, args.jobs, args.replications + draws) as executor:
         chosen = (args.set, args.replications, executor, draws, percentiles)
         a, b = (load_runs(source, *chosen) for source in (args.a, args.b))
     simulated = {str(runs.profile): runs.profile for runs in (a, b) if runs.simulated}
     for profile in simulated.values() if draws else ():
         note_uncertainty(args, profile)
-    differences = compare(a, b, metrics, args.confidence)
+    differences = compare(a, b, metrics_of(named, args, a, b), args.confidence)
     if args.json:
         print_json(differences_json(a, b, differences, tolerance))
     else:
@@ -77,14 +79,16 @@ def run_compare(args: argparse.Namespace) -> int:
     return 3 if tolerance is not None and any(row.exceeds(tolerance) for row in differences) else 0
 
 
-def metrics_of(args: argparse.Namespace) -> list[Objective]:
-    """Return the metrics to compare: those of --metric, and the percentiles."""
-    from servesim.runs.metric_table import metrics_in, percentile_metrics
-    from servesim.statistics.objective import Objective, parse_objective
+def metrics_of(
+    named: Sequence[Objective], args: argparse.Namespace, a: ComparedRuns, b: ComparedRuns
+) -> list[Objective]:
+    """Return the metrics to compare: the named ones or those that fit the load, and the percentiles."""
+    from servesim.runs.metric_table import percentile_metrics
+    from servesim.statistics.objective import Objective
+    from servesim.study.compare import default_objectives
 
-    metrics = [parse_objective(name, "--metric") for name in args.metric or metrics_in("compare")]
     further = [Objective(name, "min") for name in percentile_metrics(args.metric_percentiles)]
-    return list(dict.fromkeys([*metrics, *further]))
+    return list(dict.fromkeys([*(named or default_objectives(a, b)), *further]))
 
 
 def print_differences(

@@ -23,6 +23,7 @@ def register(commands: Any) -> None:
     options.add(start, {"FILE": "file to write (default: standard output)"}, nargs="?")
     preset = "preset whose settings the file has; `sim policies list` lists them"
     options.add(start, {"--preset NAME": preset}, default=FIRST_PRESET)
+    options.add_names(start)
     start.set_defaults(run=write_start)
 
 
@@ -58,7 +59,7 @@ def write_start(args: argparse.Namespace) -> int:
     from servesim.config.first_scenario import first_scenario
     from servesim.files.write import write_text
 
-    text = first_scenario(args.preset)
+    text = first_scenario(args.preset, options.names_of(args))
     if args.file is None:
         print(text, end="")
         return 0

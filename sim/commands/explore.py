@@ -25,6 +25,7 @@ def register(commands: Any) -> None:
     options.add(explore, {"--preset NAME": "preset to start from, with the requests of FILE"})
     options.add_setting(explore, "first value of a control, e.g. policy.max_num_seqs=64 (repeatable)")
     options.add_trust(explore)
+    options.add_names(explore)
     server = explore.add_argument_group("server")
     options.add(server, {"--port N": "port of 127.0.0.1 (default: a free one)"}, type=int, default=0)
     options.add(server, {"--no-browser": "print the address, open no browser"})
@@ -40,7 +41,7 @@ def explore_scenario(args: argparse.Namespace) -> int:
     if not 0 <= args.port < 65536:
         raise BadInput(f"--port: expected 0 to 65535, got {args.port}")
     setting_layers(args.set)  # reports a setting without =
-    settings = dict(setting.partition("=")[::2] for setting in args.set)
+    settings = dict(setting.partition("=")[::2] for setting in options.settings_of(args))
     server = open_page(args.scenario, args.preset, settings, args.port, args.jobs)
 
     def ready() -> None:

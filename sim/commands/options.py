@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union, get_type_hints
 
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
 
 FORMAT_HELP = "trace format, see `sim trace convert --list` (default: detected)"
 MODEL_HELP = "model, for profile.yaml: a name, or a folder or config.json of Hugging Face, which has its sizes"
+NAMED = {  # keys of a profile by name
+    "model": ("NAME", "public model, or a config.json or folder of Hugging Face"),
+    "device": ("NAME", "device, such as H100; its memory gives the number of KV blocks"),
+    "tensor_parallel": ("N", "devices that share the model"),
+    "precision": ("NAME", "precision of the weights: bf16, fp16, fp8, int8 or mxfp4"),
+}
 SERVERS = tuple(dict.fromkeys(server for server in FAMILIES.values() if server is not None))  # of `sim export`
 
 
@@ -56,7 +63,8 @@ def add_scenario_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("scenario", nargs="?", metavar="FILE", help=file)
     add(group, {
         "--preset NAME": "preset to start from; `sim policies list` lists them (default: none)",
-        "--policy NAME": "policy name, or path/to/file.py:Name (default: the scenario's, else llm-serving)",
+        "--policy NAME": "policy name, or path/to/file.py:Name (default: the scenario's, else llm-serving; `sim run` "
+        "and `check` of a trace alone: vLLM)",
         "--trace FILE": "trace file with the requests, instead of a workload; - reads standard input",
         "--format NAME": FORMAT_HELP,
     })  # fmt: skip
@@ -67,6 +75,27 @@ def add_scenario_options(parser: argparse.ArgumentParser) -> None:
     add_setting(group, "override a scenario key, e.g. policy.max_num_seqs=64 (repeatable)")
     add_goodput(group)
     add_trust(group)
+
+
+def add_names(parser: Any, without: Sequence[str] = ()) -> None:
+    """Add the options that `names_of` reads; `without`: keys whose options have another meaning in this command."""
+    group = parser.add_argument_group("model and device by name (`sim models` lists them): step times are derived")
+    for key, (metavar, text) in NAMED.items():
+        if key not in without:
+            option = {f"--{key.replace('_', '-')} {metavar}": f"{text} (default: that of the profile)"}
+            add(group, option, dest=f"named_{key}", type=int if metavar == "N" else str)
+
+
+def names_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the keys of the options of `add_names`."""
+    keys = {key: getattr(args, f"named_{key}", None) for key in NAMED}
+    return {key: value for key, value in keys.items() if value is not None}
+
+
+def settings_of(args: argparse.Namespace) -> list[str]:
+    """Return the settings of a command line: the profile of `add_names`, then `--set`."""
+    names = names_of(args)
+    return [*([f"profile={json.dumps(names)}"] if names else []), *args.set]
 
 
 def add_contest_options(parser: argparse.ArgumentParser, seconds: str = "(default: 1500 / X)") -> Any:
@@ -110,7 +139,20 @@ def scenario_layers(args: argparse.Namespace, file: Optional[str]) -> list[Layer
     layers += [Layer({"workload": {"contest": contest}})] if (contest := contest_keys(args)) else []
     values = {"profile": args.profile or None, "seed": args.seed, "slo": slo_bounds(args.goodput) or None}
     layers.append(Layer({key: value for key, value in values.items() if value is not None}, are_settings=True))
-    return [*layers, *setting_layers(args.set)]
+    return [*layers, *setting_layers(settings_of(args))]
+
+
+def layers_with_server(args: argparse.Namespace) -> tuple[list[Layer], list[str]]:
+    """Return the layers of a command line, and notes. A trace alone gets a default server, which a note names."""
+    from servesim.config.first_scenario import default_server
+    from servesim.config.layers import Layer, assemble
+
+    layers = scenario_layers(args, args.scenario)
+    tree = {} if args.scenario or args.preset or args.X is not None or not args.trace else assemble(layers)
+    if not tree or "policy" in tree or "server_config" in tree:
+        return layers, []
+    server, note = default_server(tree)
+    return [Layer(server), *layers], [note]
 
 
 def trace_keys(args: argparse.Namespace) -> dict[str, Any]:

@@ -26,6 +26,7 @@ def register(commands: Any) -> None:
         "run", help="simulate one scenario", description="Simulate one scenario and print its metrics."
     )
     options.add_scenario_options(run)
+    options.add_names(run)
     out = run.add_argument_group("output")
     options.add(out, {
         "-o, --output DIR": "folder for manifest.json, result.json and requests.csv",
@@ -46,6 +47,8 @@ def register(commands: Any) -> None:
 
 def run_scenario(args: argparse.Namespace) -> int:
     """Simulate and print; return 1 if the engine got stuck."""
+    from servesim.config.layers import assemble
+    from servesim.config.scenario import scenario_from
     from servesim.files.write import check_new, open_text
     from servesim.runs.decision_log import DecisionLog
     from servesim.runs.run_folder import SENT, write_run
@@ -55,7 +58,9 @@ def run_scenario(args: argparse.Namespace) -> int:
 
     if args.output:
         check_new(Path(args.output) / SENT, "measured run")
-    tree, scenario = options.read_scenario(args)
+    layers, notes = options.layers_with_server(args)
+    tree = assemble(layers)
+    scenario = scenario_from(tree, args.scenario or "scenario")
     trace = load_trace(scenario)
     print_note(args, *trace.remarks())
     with ExitStack() as files:
@@ -76,7 +81,7 @@ def run_scenario(args: argparse.Namespace) -> int:
         if args.output:  # if this fails, the other files do not appear either
             write_run(run, args.output)
     of_policy = run.server.policy.remark(run.server.view.state)
-    print_note(args, *remarks_of(args, scenario), *([of_policy] if of_policy else []))
+    print_note(args, *notes, *remarks_of(args, scenario), *([of_policy] if of_policy else []))
     print_warning(*(warning.text for warning in warnings))
     if args.json:
         print_json(run.result())
@@ -88,10 +93,15 @@ def run_scenario(args: argparse.Namespace) -> int:
 def remarks_of(args: argparse.Namespace, scenario: Scenario) -> list[str]:
     """Return what the command chose itself: the profile of a policy without one, and the number of KV blocks."""
     from servesim.config.memory import describe_budget, memory_budget
+    from servesim.costs.named_profile import is_named
+    from servesim.costs.public_models import alias_note
 
     remarks = []
     if scenario.policy["name"] != "llm-serving" and "profile" not in scenario.model_fields_set:
         remarks.append(f"profile: {scenario.profile}, the default; --profile selects another one")
+    profile = scenario.profile
+    if isinstance(profile, dict) and is_named(profile) and (alias := alias_note(str(profile.get("device")))):
+        remarks.append(alias)
     if scenario.engine.device_memory is not None:
         budget = memory_budget(scenario.engine, scenario.profile)
         remarks.append(f"engine.num_blocks: {describe_budget(budget)}")

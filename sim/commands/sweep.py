@@ -78,6 +78,7 @@ def add_study_options(command: Any, noun: str, model: str, keys: Sequence[str]) 
     options.add_json(out)
     how = command.add_argument_group("overrides of the file")
     options.add_setting(how, "override a scenario key of the base (repeatable)")
+    options.add_names(command, without=keys)
     required, default = ("subject_to", "") if is_capacity else ("", "the file's, else ")
     command.add_late = partial(options.add_keys, how, model, keys, required, default)
     return how
@@ -92,7 +93,7 @@ def run_sweep(args: argparse.Namespace) -> int:
     """Run, write the files and print the table; return 1 if a run failed or the disk is full."""
     from servesim.study.sweep_file import read_experiment
 
-    experiment = read_experiment(args.file, args.set, **keys_of(args, SWEEP_KEYS))
+    experiment = read_experiment(args.file, options.settings_of(args), **keys_of(args, SWEEP_KEYS))
     source = Path(args.file)
     args.resume = args.resume or source.is_dir()
     return run_experiment_of(args, experiment, source if source.is_dir() else Path("runs") / experiment.name)
@@ -103,7 +104,7 @@ def run_search(args: argparse.Namespace) -> int:
     from servesim.study.optuna_search import search
     from servesim.study.search_file import read_search
 
-    plan = read_search(args.file, args.set, **keys_of(args, SEARCH_KEYS))
+    plan = read_search(args.file, options.settings_of(args), **keys_of(args, SEARCH_KEYS))
     folder = output_folder(args, Path("runs") / plan.experiment.name)
     run = partial(search, plan, folder)
     return run_and_finish(args, plan.experiment, plan.scenarios, folder, run, "search", "trial")
@@ -116,7 +117,7 @@ def run_capacity(args: argparse.Namespace) -> int:
     from servesim.study.sweep_file import capacity_experiment
 
     bounds = [Layer({"slo": options.slo_bounds(args.goodput)}, are_settings=True)] if args.goodput else []
-    tree = assemble([file_layer(args.file), *setting_layers(args.set), *bounds])
+    tree = assemble([file_layer(args.file), *setting_layers(options.settings_of(args)), *bounds])
     name = name_of_file(Path(args.file))
     experiment = capacity_experiment(tree, name, keys_of(args, CAPACITY_KEYS))
     return run_experiment_of(args, experiment, Path("runs") / f"{name}-capacity")

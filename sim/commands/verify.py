@@ -45,7 +45,9 @@ def verify_folders(args: argparse.Namespace) -> int:
 
     measured = Path(args.measured)
     if measured.is_file():  # of a load generator
-        result = replace(run_data(benchmark_run(measured)), name=measured.stem)
+        run = benchmark_run(measured)
+        print_note(args, *(f"{measured}: {note}" for note in run.backend["notes"]))
+        result = replace(run_data(run), name=measured.stem)
         sides = {"": (read_run(Path(args.simulated)), result)}
         return report_comparisons(
             args, [compare_runs("", *sides[""], args.profile, args.metric_percentiles)], sides, args.output

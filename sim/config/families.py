@@ -51,3 +51,17 @@ def config_files() -> list[ConfigFile]:
 def config_file_of(policy: str) -> Optional[ConfigFile]:
     """Return the configuration file of the server that runs a policy."""
     return next((file for file in config_files() if file.policy == policy), None)
+
+
+class Tuning(NamedTuple):
+    """What `sim recommend` tries on a server."""
+
+    preset: str  # the newest version
+    params: Mapping[str, Sequence[Any]]  # settings that matter -> values; combinations that it refuses are left out
+    defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda about: {}  # settings that it chooses by device
+
+
+@cache
+def tunings() -> dict[str, Tuning]:
+    """Return what to try, by the name of the server."""
+    return {name: tuning for module in family_modules("tuning") for name, tuning in module.TUNINGS.items()}

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Optional
 
 from servesim.core import Policy
 from servesim.core.fields import policy_fields
+from servesim.costs.device_profile import load_profile
+from servesim.costs.kv_memory import device_memory, memory_of_profile
 from servesim.files.checked import Keys
 from servesim.files.write import yaml_text
 
-from .layers import Tree, merge
+from .families import tunings
+from .layers import Layer, Tree, merge, set_key
 from .registry import about_preset, make_policy, preset
 from .scenario import EngineConfig, Slo
 
 GPU: Tree = {  # for engines that compute their KV blocks from the memory of the GPU
-    "engine": {"device_memory": "141GB", "gpu_memory_utilization": 0.9, "max_model_len": 4096},
+    "engine": {"device_memory": "H200", "gpu_memory_utilization": 0.9, "max_model_len": 4096},
     "profile": "h200-llama2-7b",
     "slo": {"ttft": 1000, "tpot": 50},
 }
@@ -32,6 +35,10 @@ CONTEST: Tree = {"profile": "ascend910b4-llama2-7b", "slo": {"ttft": 5000, "tpot
 CONTEST_WORKLOAD = """\
 workload:
   contest: {X: 5, T: 300}  # the client of the contest: X requests per second for T seconds"""
+STORED = "a bundled profile, or the folder that `sim calibrate endpoint` writes for your own server."
+NAMED = """\
+derived for this model and device (`sim models` lists both). The memory of the device gives the KV blocks.
+# `sim calibrate endpoint` writes a folder with those of your own server."""
 TEXT = """\
 {about}
 # Run it: `sim run FILE`. All keys: docs/scenario.md. Check a change: `sim config validate FILE`.
@@ -47,7 +54,7 @@ policy:
 engine:
 {engine}
 
-# Step times: a bundled profile, or the folder that `sim calibrate endpoint` writes for your own server.
+# Step times: {profiles}
 profile: {profile}
 
 slo:
@@ -55,12 +62,16 @@ slo:
 """
 
 
-def first_scenario(name: str) -> str:
-    """Return a scenario file with the settings of a preset."""
+def first_scenario(name: str, names: Optional[Mapping[str, Any]] = None) -> str:
+    """Return a scenario file with the settings of a preset, and the profile of `names`: model, device ..."""
     settings = preset(name)
     contest = settings["policy"]["name"] == "llm-serving"
     tree = merge(CONTEST if contest else GPU, settings)
-    if "device_memory" not in tree["engine"]:
+    if names:
+        tree = Layer(defaults_on(name, names), are_settings=True).over(
+            merge({**tree, "profile": {}}, {"profile": names})
+        )
+    elif "device_memory" not in tree["engine"]:
         tree["engine"].pop("gpu_memory_utilization", None)
     return TEXT.format(
         about=textwrap.fill(about_preset(name) or name, 120, initial_indent="# ", subsequent_indent="# "),
@@ -68,9 +79,38 @@ def first_scenario(name: str) -> str:
         name=tree["policy"]["name"],
         policy=policy_keys(tree["policy"]),
         engine=section_keys(EngineConfig, tree["engine"]),
-        profile=tree["profile"],
+        profile=flow(tree["profile"]),
+        profiles=NAMED if names else STORED,
         slo=section_keys(Slo, tree["slo"]),
     )
+
+
+def default_server(tree: Tree) -> tuple[Tree, str]:
+    """Return the keys of a server for a scenario that names none, and a line about it: vLLM's newest version.
+
+    The profile is that of the scenario, or a bundled one. The KV cache fills the memory of its device.
+    """
+    profile, tuning = tree.get("profile", GPU["profile"]), tunings()["vllm"]
+    about = load_profile(profile).about
+    server: Tree = {"preset": tuning.preset, "profile": profile}
+    for key, value in tuning.defaults(about).items():
+        server = set_key(server, key, value)
+    if not {"num_blocks", "device_memory"} & set(tree.get("engine") or {}):
+        memory = device_memory(about) if memory_of_profile(about) else None
+        server |= {"engine": {"device_memory": memory}} if memory else {}
+    version = preset(tuning.preset)["policy"]["version"]
+    name = profile if isinstance(profile, str) else "the named profile"
+    given = "" if "profile" in tree else ", a bundled one"
+    return (
+        server,
+        f"server: vLLM {version} with profile {name}{given}; choose with FILE, --preset or --policy, --profile",
+    )
+
+
+def defaults_on(name: str, names: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings that the server of a preset chooses by its device."""
+    about = load_profile(names).about
+    return next((tuning.defaults(about) for tuning in tunings().values() if tuning.preset == name), {})
 
 
 def policy_keys(settings: Mapping[str, Any]) -> str:

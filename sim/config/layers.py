@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
 from servesim.core import BadInput
+from servesim.costs.named_profile import is_named, merge_profile
 from servesim.files.read import quote, read_json, show_path
 from servesim.files.yaml_reader import parse, read_yaml
 
@@ -124,10 +125,12 @@ def as_section(key: str, value: Any) -> Any:
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
     """Return the base with a tree merged over it, key by key. If `over` names another policy, the old fields go."""
-    result = dict(base)
+    result = without_memory(base, over.get("profile"))
     for key, value in over.items():
         old = as_section(key, result.get(key))
-        if isinstance(old, Mapping) and isinstance(value, Mapping):
+        if key == "profile" and is_named(value):
+            result[key] = merge_profile(old, value)
+        elif isinstance(old, Mapping) and isinstance(value, Mapping):
             other = key == "policy" and "name" in value and value["name"] != old.get("name")
             result[key] = dict(value) if other else merge(old, value)
         else:
@@ -136,6 +139,15 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
         if over.get(key) is not None and other not in over:
             result.pop(other, None)
     return result
+
+
+def without_memory(tree: Mapping[str, Any], profile: Any) -> Tree:
+    """Return a scenario without its KV memory if a profile by name is merged over it: it is of another device."""
+    engine = tree.get("engine")
+    if not (is_named(profile) and isinstance(engine, Mapping)):
+        return dict(tree)
+    gone = ("num_blocks", "device_memory") if "device" in profile else ("num_blocks",)
+    return {**tree, "engine": {key: value for key, value in engine.items() if key not in gone}}
 
 
 def override(tree: Tree, settings: Sequence[str]) -> Tree:
@@ -156,6 +168,8 @@ def set_key(tree: Tree, key: str, value: Any) -> Tree:
     """Return the tree with the value of `section.key` replaced; another policy drops the fields of the old one."""
     if key.count(".") > MAX_SECTIONS:
         raise BadInput(f"expected at most {MAX_SECTIONS} sections, got {key.count('.')}")
+    if key == "profile" and is_named(value):
+        return merge(tree, {key: value})
     policy = as_section("policy", tree.get("policy"))
     if key == "policy.name" and isinstance(policy, Mapping) and policy.get("name", value) != value:
         return {**tree, "policy": {"name": value}}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Optional, Union
 
-from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import BeforeValidator, Field, ValidatorFunctionWrapHandler, WrapValidator
 from servesim.core import BadInput
 from servesim.core.limits import MAX_INT
 from servesim.costs.device_profile import load_profile
@@ -20,7 +21,8 @@ from servesim.costs.kv_memory import (
     memory_of_profile,
 )
 from servesim.costs.model_arithmetic import BYTES_PER_VALUE, MODELS
-from servesim.files.checked import ByteSize, Int, Keys, format_bytes
+from servesim.costs.public_models import find_device
+from servesim.files.checked import ByteSize, Int, Keys, expected_error, format_bytes
 from servesim.files.read import quote
 
 Dtype = Literal["float64", "float32", "float16", "bfloat16", "float8", "int8"]
@@ -58,10 +60,32 @@ def parse_model(model: Any, inner: ValidatorFunctionWrapHandler) -> Any:
 ModelKey = Annotated[Union[str, ModelSizes], WrapValidator(parse_model)]
 
 
-@lru_cache(maxsize=16)
-def about_profile(profile: str) -> Mapping[str, Any]:
-    """Return the description in a profile. A sweep checks thousands of scenarios with the same profile."""
+def about_profile(profile: Any) -> Mapping[str, Any]:
+    """Return the description in a profile; it is empty for costs in a scenario."""
+    return stored_about(profile) if isinstance(profile, str) else named_about(json.dumps(profile, sort_keys=True))
+
+
+@lru_cache(maxsize=16)  # a sweep checks thousands of scenarios with the same profile
+def stored_about(profile: str) -> Mapping[str, Any]:
     return load_profile(profile).about
+
+
+@lru_cache(maxsize=64)
+def named_about(profile: str) -> Mapping[str, Any]:
+    return load_profile(json.loads(profile)).about
+
+
+def size_of_device(value: Any) -> Any:
+    """Return the memory of a device that is named, such as H200; other values unchanged."""
+    if not isinstance(value, str) or value.lstrip()[:1].isdigit():
+        return value
+    try:
+        return find_device(value).memory
+    except BadInput:
+        raise expected_error("a size such as 80GB, or the name of a device (`sim models`)") from None
+
+
+DeviceMemory = Annotated[ByteSize, BeforeValidator(size_of_device, json_schema_input_type=Union[int, str])]
 
 
 def memory_budget(engine: Any, profile: Any) -> MemoryBudget:
@@ -79,7 +103,7 @@ def model_memory(model: Union[str, ModelSizes, None], profile: Any) -> ModelMemo
         return model.memory()
     sizes = "its sizes: {layers, hidden, heads, kv_heads, intermediate, vocab}"
     if model is None:
-        memory = memory_of_profile(about_profile(profile)) if isinstance(profile, str) else None
+        memory = memory_of_profile(about_profile(profile))
         if memory is None:
             raise BadInput(
                 f"engine.model: expected a model for device_memory or host_cache, the profile names none; or {sizes}"

@@ -89,7 +89,10 @@ def in_policy(policy: Any, change: Change) -> Any:
 
 
 def in_profile(profile: Any, change: Change) -> Any:
-    """The name of a bundled profile is no path."""
+    """The name of a bundled profile is no path. A profile by name may have the folder of a model."""
+    if isinstance(profile, Mapping):
+        return {key: in_profile(value, change) if key in ("model", "measured") else value
+                for key, value in profile.items()}  # fmt: skip
     return change(profile) if usable(profile) and profile not in bundled_profiles() else profile
 
 

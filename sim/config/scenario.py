@@ -16,13 +16,14 @@ from pydantic import (
 from servesim.core import BadInput, Policy
 from servesim.core.fields import policy_fields
 from servesim.core.limits import MAX_BLOCK_SIZE, MAX_INT, MAX_RANKS, MAX_RATE, MAX_SECONDS, MAX_SEED, MIN_RATE
+from servesim.costs.named_profile import is_named
 from servesim.engine.rules import rules_of
-from servesim.files.checked import ByteSize, Int, Keys, Number, invalid_error, validate
+from servesim.files.checked import ByteSize, Int, Keys, Number, validate
 from servesim.files.read import did_you_mean
 from servesim.policies import POLICIES
 
 from .layers import Tree, as_section
-from .memory import ModelKey, blocks_of, host_copy_times
+from .memory import DeviceMemory, ModelKey, about_profile, blocks_of, host_copy_times
 from .registry import ENGINE, make_policy
 from .user_code import code_access, names_file
 
@@ -59,8 +60,8 @@ class EngineConfig(Keys):
     """The engine: KV blocks, limits, padding and front end."""
 
     num_blocks: Int = Field(1024, gt=0, le=MAX_INT, description="KV blocks on the device")
-    device_memory: Optional[ByteSize] = Field(
-        None, description="memory of the device, e.g. 141GB: computes num_blocks, as vLLM does"
+    device_memory: Optional[DeviceMemory] = Field(
+        None, description="memory of the device, its name or a size such as 80GB: computes num_blocks, as vLLM does"
     )
     gpu_memory_utilization: Optional[Number] = Field(
         None, gt=0, le=1, description="fraction of device_memory that the engine uses (default: 0.9)"
@@ -71,7 +72,7 @@ class EngineConfig(Keys):
     reserve: Optional[ByteSize] = Field(
         None, description="memory for activations and buffers, with device_memory (default: 1.5GiB)"
     )
-    block_size: Int = Field(16, gt=0, le=MAX_BLOCK_SIZE, description="tokens per KV block")
+    block_size: Int = Field(16, gt=0, le=MAX_BLOCK_SIZE, description="tokens per KV block (default: 16; 1 for sglang)")
     host_blocks: Int = Field(0, ge=0, le=MAX_INT, description="KV blocks in host memory, for swapping")
     host_cache: Optional[HostCache] = Field(
         None, description="host memory for evicted blocks of the prefix cache (default: none)"
@@ -121,14 +122,6 @@ class EngineConfig(Keys):
     def _one_start(self) -> EngineConfig:
         if self.start == "warm" and self.cold_start is not None:
             raise ValueError("no cold_start with start: warm")
-        return self
-
-    @model_validator(mode="after")
-    def _memory_is_known(self) -> EngineConfig:
-        for name in ("gpu_memory_utilization", "model", "reserve"):
-            has_effect = self.device_memory or (name == "model" and self.host_cache)
-            if getattr(self, name) is not None and not has_effect:
-                raise invalid_error(f"{name} has no effect without device_memory")
         return self
 
     @field_validator("prefill_buckets", "decode_buckets")
@@ -207,7 +200,8 @@ class Scenario(Keys):
     policy: Tree = Field({"name": "llm-serving"}, description="name and fields of the policy; see `sim policies list`")
     engine: EngineConfig = Field(EngineConfig(), description="KV blocks, limits, padding, front end")
     profile: Union[str, dict[str, Any]] = Field(
-        "ascend910b4-llama2-7b", description="step costs: bundled profile, profile folder, or a cost mapping"
+        "ascend910b4-llama2-7b",
+        description="step costs: bundled profile, profile folder, {model, device, ...} by name, or a cost mapping",
     )
     server_config: Optional[str] = Field(
         None,
@@ -267,6 +261,7 @@ def scenario_from(tree: Mapping[str, Any], where: str = "scenario") -> Scenario:
     try:
         if scenario.policy_is_loadable:
             policy = scenario.make_policy()
+            scenario = with_block_size(scenario, rules_of(policy).block_size)
             if scenario.engine.host_cache is not None:
                 check_host_cache(scenario, policy)
             if scenario.engine.data_parallel_size > 1 and rules_of(policy).steps_in_flight > 1:
@@ -274,6 +269,19 @@ def scenario_from(tree: Mapping[str, Any], where: str = "scenario") -> Scenario:
         return with_blocks(scenario)
     except BadInput as bad:
         raise BadInput(f"{where}: {bad}") from None
+
+
+def with_block_size(scenario: Scenario, size: int) -> Scenario:
+    """Return the scenario with the block size of the policy's engine, if it sets none; the default memory is equal."""
+    engine = scenario.engine
+    if "block_size" in engine.model_fields_set or engine.block_size == size:
+        return scenario
+    given = "num_blocks" in engine.model_fields_set
+    blocks = engine.num_blocks if given else engine.num_blocks * engine.block_size // size
+    changed = engine.model_copy(update={"block_size": size, "num_blocks": blocks})
+    if not given:
+        changed.model_fields_set.discard("num_blocks")  # still a default
+    return scenario.model_copy(update={"engine": changed})
 
 
 def check_host_cache(scenario: Scenario, policy: Policy) -> None:
@@ -287,8 +295,22 @@ def check_host_cache(scenario: Scenario, policy: Policy) -> None:
 
 
 def with_blocks(scenario: Scenario) -> Scenario:
-    """Return the scenario with the number of KV blocks that fits into `engine.device_memory`, if that is set."""
-    if scenario.engine.device_memory is None:
+    """Return the scenario with the number of KV blocks that fits into `engine.device_memory`.
+
+    With a profile by name, it is by default the memory of that device.
+    """
+    engine = scenario.engine
+    if is_named(scenario.profile) and engine.device_memory is None and "num_blocks" not in engine.model_fields_set:
+        engine = engine.model_copy(update={"device_memory": about_profile(scenario.profile).get("device_memory")})
+    if engine.device_memory is None:
+        check_memory_keys(engine)
         return scenario
-    blocks = blocks_of(scenario.engine, scenario.profile)
-    return scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"num_blocks": blocks})})
+    blocks = blocks_of(engine, scenario.profile)
+    return scenario.model_copy(update={"engine": engine.model_copy(update={"num_blocks": blocks})})
+
+
+def check_memory_keys(engine: EngineConfig) -> None:
+    """Raise BadInput for a key that has no effect, because the memory of the device is not known."""
+    for name in ("gpu_memory_utilization", "model", "reserve"):
+        if getattr(engine, name) is not None and not (name == "model" and engine.host_cache):
+            raise BadInput(f"engine: {name} has no effect without device_memory")

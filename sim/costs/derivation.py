@@ -23,11 +23,11 @@ from typing import Any
 
 from servesim.core import BadInput, StepCost
 
-from .device_profile import Profile
 from .linear import LinearCost
 from .model_arithmetic import BYTES_PER_VALUE, MODELS, Model, Peak, model_of, peak_of, stored_peak
 from .model_config import model_name
 from .parts import PartsCost
+from .profile import Profile
 from .public_devices import Device, device_of
 from .public_models import find_model
 from .terms import terms_of, with_terms
@@ -203,13 +203,16 @@ def setting_of(profile: Profile) -> Setting:
     return Setting(model, device, dtype, int(about.get("tensor_parallel") or 1))
 
 
-def derive_profile(profile: Profile, new: Setting, name: str) -> Profile:
-    """Return the profile of another setting, marked as derived; its intervals are wide."""
+def derive_profile(profile: Profile, new: Setting, name: str, where: str = "profile.") -> Profile:
+    """Return the profile of another setting, marked as derived; its intervals are wide.
+
+    `where` begins the names of keys in errors.
+    """
     old = setting_of(profile)
     if new.model.heads % new.degree:
-        raise BadInput(f"--tensor-parallel: expected a divisor of the {new.model.heads} heads, got {new.degree}")
+        raise BadInput(f"{where}tensor_parallel: expected a divisor of the {new.model.heads} heads, got {new.degree}")
     if new.degree > 1 and not new.device.link:
-        raise BadInput(f"--tensor-parallel: expected 1: the link between {new.device.shown} is not in the table")
+        raise BadInput(f"{where}tensor_parallel: expected 1: the link between {new.device.shown} is not in the table")
     changed = changes(old, new)
     how = ", ".join(f"other {what}" for what in changed) or "nothing changed"
     sizes = {key: size for key, size in asdict(new.model).items() if size}

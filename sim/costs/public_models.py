@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from difflib import SequenceMatcher
 
 from servesim.core import BadInput
-from servesim.files.read import did_you_mean, quote
+from servesim.files.read import quote
 
 from .model_arithmetic import MODELS, MORE_SIZES, SIZES, Model
 from .public_devices import DEVICES, Device, device_of
 
 HALF = "bfloat16"
+ALIASES = {"A100": "A100-80GB", "A100-SXM": "A100-80GB", "H100-SXM": "H100", "RTX-A6000": "A6000"}
 # layers, hidden, heads, kv_heads, intermediate, vocab, context;
 # then head size (if not hidden / heads), experts, experts per token, intermediate size of a shared expert
 TABLE: dict[str, tuple[int, ...]] = {
@@ -53,21 +56,32 @@ def plain_name(name: str) -> str:
     return plain[4:] if plain.startswith("meta") else plain
 
 
-def find_model(name: str, where: str = "--model") -> Model:
+def find_model(name: str, where: str = "model") -> Model:
     """Return the public model with this name; organisation, capitals and what follows the size do not matter."""
     plain = plain_name(name)
     found = [known for known in PUBLIC_MODELS if plain.startswith(plain_name(known))]
     if not found:
-        hint = did_you_mean(name.rsplit("/", 1)[-1], PUBLIC_MODELS) or f"; known: {', '.join(PUBLIC_MODELS)}"
-        raise BadInput(f"{where}: expected a known model or its config.json, got {quote(name)}{hint}")
+        nearest = nearest_names(name.rsplit("/", 1)[-1], PUBLIC_MODELS)
+        raise BadInput(f"{where}: expected a known model or its config.json, got {quote(name)}; {nearest}")
     return PUBLIC_MODELS[max(found, key=len)]
 
 
-def find_device(name: str) -> Device:
-    """Return the device with this name; capitals, spaces and dashes do not matter."""
-    known = {plain_name(key): device for key, device in DEVICES.items()}
+def find_device(name: str, where: str = "device") -> Device:
+    """Return the device with this name; capitals, spaces and dashes do not matter. A100 is the one with 80 GB."""
+    known = {plain_name(key): DEVICES[device] for key, device in {**{key: key for key in DEVICES}, **ALIASES}.items()}
     found = known.get(plain_name(name)) or device_of({"device": name})
     if found is None:
-        hint = did_you_mean(name, DEVICES)
-        raise BadInput(f"--device: expected one of {', '.join(DEVICES)}, got {quote(name)}{hint}")
+        raise BadInput(f"{where}: expected a known device, got {quote(name)}; {nearest_names(name, DEVICES)}")
     return found
+
+
+def alias_note(name: str) -> str:
+    """Return which device an alias stands for, an empty text for a device's own name."""
+    found = next((device for alias, device in ALIASES.items() if plain_name(alias) == plain_name(name)), None)
+    return f"device {name}: {found}; `sim models` lists others" if found else ""
+
+
+def nearest_names(name: str, known: Iterable[str]) -> str:
+    """Return the three nearest names, and where all are."""
+    nearest = sorted(known, key=lambda other: -SequenceMatcher(None, plain_name(name), plain_name(other)).ratio())[:3]
+    return f"nearest: {', '.join(nearest)}; `sim models` lists all"

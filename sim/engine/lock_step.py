@@ -43,10 +43,11 @@ class LockStep:
         return self.now
 
     def add_totals(self) -> dict[str, KindTotals]:
-        """Add the use of the KV blocks of all ranks to that of the first; return what the model calls computed."""
+        """Add KV use and waits of all ranks to those of the first; return what the model calls computed."""
         work = self.server.work.by_kind()
         for loop in self.loops[1:]:
             self.server.kv_use.add(loop.server.kv_use)
+            self.server.waits.add(loop.server.waits, self.now)
             for kind, sums in loop.server.work.by_kind().items():
                 work[kind].add(sums)
         return work

@@ -134,6 +134,7 @@ class Loop:
         if not isinstance(plan, Plan):
             raise PlanError(plan)
         step = start_step(server, plan, now)
+        server.waits.note(server, step, now)
         if step.has_moves or self.observers:
             self._notify_start(step, arrived, now)
         return step

@@ -31,6 +31,7 @@ class EngineRules:
         self.steps_in_flight = steps_in_flight
         self.foresees_ends = False  # with 2: a request whose last token by a length limit is in flight runs no more
         self.running_order = "admission"  # order of the running queue: admission | arrival | slot
+        self.block_size = 16  # tokens per KV block, if the scenario does not say it
         self.reserved_blocks = 0  # blocks of the pool that the engine never gives to a request
         self.rejects_oversized = True  # a request that can never fit is rejected on arrival
         self.rejects_full_prompts = False  # a prompt of max_model_len tokens or more is rejected on arrival
@@ -44,11 +45,22 @@ class EngineRules:
         self.frees_late = False  # finished requests hold their blocks until a plan releases them
         self.may_have_host_cache = False  # host memory for blocks that the prefix cache evicts
         self.drops_tokens_in_flight = False  # a preempted request loses its token in flight and computes it again
+        self.slots_field = ""  # field of the policy that limits the running requests
+        self.budget_fields: tuple[str, ...] = ()  # fields that limit the tokens or the prompts of a step
         self.one_token_decodes = False  # `runs_as_decode` can be true for requests with one sequence
 
     def make_cache(self, state: ServerState, host_blocks: int) -> tuple[Optional[KvCache], Optional[CacheDraft]]:
         """Return the prefix cache, with this number of blocks of host memory, and what a policy sees of it."""
         return NO_CACHE
+
+    def slots(self, policy: Policy) -> Optional[int]:
+        """Return the most requests that run at a time; None: no setting limits them."""
+        slots: Optional[int] = getattr(policy, self.slots_field, None)
+        return slots
+
+    def token_budget(self, policy: Policy) -> Optional[int]:
+        """Return the tokens of a step if the engine admits requests until they, slots or blocks are used up."""
+        return None
 
     def waiting_key(self, policy: Policy) -> Callable[[Request], Any]:
         """Return the sort key of the waiting queue. It does not hold the server: a cycle would keep all requests."""

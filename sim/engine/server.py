@@ -10,6 +10,7 @@ from .groups import Group
 from .queues import FifoQueue, RequestQueue, SortedQueue
 from .rules import rules_of
 from .state import ServerState
+from .waits import Waits
 
 
 class Server(ServerState):
@@ -33,6 +34,7 @@ class Server(ServerState):
         self.limits.rejects_oversized = rules.rejects_oversized
         self.limits.rejects_full_prompts, self.limits.max_prompt = rules.rejects_full_prompts, rules.max_prompt
         self.prefix_cache, self.view.prefix_cache = rules.make_cache(self, host_cache_blocks)
+        self.waits = Waits(rules.slots(policy), rules.token_budget(policy))
         depth = rules.steps_in_flight
         assert depth in (1, 2), f"expected 1 or 2 steps in flight, got {depth}"
         assert depth == 1 or not rules.sequence_groups, "steps in flight need one sequence per request"

@@ -21,7 +21,7 @@ from servesim.policies import POLICIES
 from servesim.runs.request_rate import RATE_KEYS
 from servesim.traces.make.workload import workload_model
 
-from .state import WORKLOADS, Choice, Origin, key_value, scenario_policy
+from .state import WORKLOADS, Choice, Origin, block_defaults, key_value, scenario_policy
 
 SHOWN_FIELDS = 6  # of a policy; further ones show by search, or if the scenario sets them
 SHOWN = ("trace.path", "engine.num_blocks", "engine.block_size", "engine.max_model_len",
@@ -65,10 +65,12 @@ def controls_of(origin: Origin, choice: Choice) -> list[Control]:
     found = [*main_choices(origin, choice, tree), *request_controls(tree)]
     with use_access(origin.code(tree)):
         found += policy_controls(scenario_policy(tree))
+        sizes = block_defaults(tree)
     found += section_controls(Scenario, tree, names=("engine", "slo", "seed", "noise"))
     if key_value(tree, "engine.device_memory"):
         found = [control for control in found if control.key != "engine.num_blocks"]
     for control in found:
+        control.default = sizes.get(control.key, control.default)
         value, start = key_value(tree, control.key), key_value(base, control.key)
         if control.key not in WHOLE_CHOICES:
             control.text = "" if value is None else flow(value)

@@ -12,14 +12,15 @@ from servesim.report.charts import Latencies, latency_charts, queue_line, time_c
 from servesim.report.page import finite
 from servesim.report.plots import Chart, Trace
 from servesim.report.rate_charts import CurveStyle, over_rate
-from servesim.runs.metric_table import metric_named, metrics_in
+from servesim.runs.leading import leading_metrics
+from servesim.runs.metric_table import metric_named
 from servesim.runs.notes import Note, note, sentence
 from servesim.runs.request_rate import rate_key_value, round_rate
 from servesim.statistics.constraints import Bound, describe_bounds
 from servesim.statistics.number_format import format_metric
 from servesim.statistics.objective import Objective, parse_objective
-from servesim.study.compare import compare, summarise
-from servesim.study.compared_runs import from_records
+from servesim.study.compare import compare, default_objectives, summarise
+from servesim.study.compared_runs import ComparedRuns, from_records
 from servesim.study.ranking import Row
 from servesim.study.rates import Curve, rate_point
 from servesim.study.single_run import Record
@@ -96,9 +97,9 @@ def chart_json(chart: Chart) -> dict[str, Any]:
 
 
 def table_json(done: Sequence[Shown]) -> list[dict[str, Any]]:
-    """Return the rows of the table: a metric, and its text and value in every scenario."""
+    """Return the rows of the table, the leading metrics first: a metric, its text and value in every scenario."""
     rows = []
-    for metric in TABLE:
+    for metric in dict.fromkeys([*leading_metrics(done[0].tree), *TABLE]):
         values = [item.runs[0]["metrics"].get(metric) for item in done]
         if any(values) or metric == "makespan":
             texts = ["–" if value is None else format_metric(value, metric) for value in values]
@@ -135,10 +136,10 @@ def notes_of(item: Shown) -> list[str]:
     return [sentence(found.text) for found in (*notes, *(Note(*found) for found in run["notes"]))]
 
 
-def objectives_of(metric: str) -> list[Objective]:
+def objectives_of(metric: str, a: ComparedRuns, b: ComparedRuns) -> list[Objective]:
     """Return the metrics of the verdict, the chosen one first."""
-    first = parse_objective(metric, "metric")
-    return [first, *(parse_objective(name) for name in metrics_in("compare") if name != first.metric)]
+    chosen = [parse_objective(metric, "metric")] if metric else []
+    return list(dict.fromkeys([*chosen, *default_objectives(a, b)]))
 
 
 def verdict_json(shown: Sequence[Shown], metric: str, bounds: Sequence[Bound]) -> dict[str, Any]:
@@ -151,7 +152,7 @@ def verdict_json(shown: Sequence[Shown], metric: str, bounds: Sequence[Bound]) -
     if len(shown) < 2:
         return {"kind": "verdict", "better": "", "text": "", "limits": limits, "pairs": ""}
     a, b = (from_records(item.scenario, item.name, item.runs) for item in (shown[1], current))
-    differences = compare(a, b, objectives_of(metric), CONFIDENCE)
+    differences = compare(a, b, objectives_of(metric, a, b), CONFIDENCE)
     size = max(row.change.n for row in differences)
     return {
         "kind": "verdict",

@@ -24,6 +24,7 @@ from servesim.report.page import TEMPLATES, plotly_script, render
 from servesim.runs.metric_table import metrics_in
 from servesim.runs.simulate import load_trace
 from servesim.study.executor import process_count
+from servesim.study.study_keys import INDIFFERENCE
 from servesim.web import BAD_BODY, bound, json_errors, listening, stop_event
 
 from .answer import Answer
@@ -85,7 +86,8 @@ class ExploreServer:
 
     async def _page(self, request: web.Request) -> web.Response:
         first = {
-            "state": self.first.model_dump(), "file": self.origin.file, "metrics": metrics_in("summary"),
+            "state": self.first.model_dump(), "file": self.origin.file, "metrics": ["", *metrics_in("summary")],
+            "indifference": INDIFFERENCE,
             "names": NAMES, "colours": COLOURS, "whole": WHOLE_CHOICES, "shared": REQUESTS,
         }  # fmt: skip
         text = json.dumps(first).replace("<", "\\u003c")

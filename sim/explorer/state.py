@@ -22,11 +22,11 @@ from servesim.config.scenario import Scenario, scenario_from
 from servesim.config.user_code import CodeAccess, code_access, names_file, use_access
 from servesim.core import BadInput
 from servesim.core.limits import is_number
+from servesim.costs.named_profile import is_named
 from servesim.files.checked import Int, Keys, validate
 from servesim.files.read import OPEN_PIPES, show_path
 from servesim.files.write import yaml_text
 from servesim.files.yaml_reader import parse
-from servesim.runs.metric_table import metrics_in
 from servesim.runs.request_rate import rate_key_value, scenario_at_rate
 from servesim.traces.make.workload import workload_from
 
@@ -45,6 +45,7 @@ WORKLOADS = {
     "closed loop": GPU_WORKLOAD.replace("arrivals: {kind: poisson, rate: 4}", "concurrency: 32"),
     "contest": CONTEST_WORKLOAD,
 }
+BLOCK_SIZE = "engine.block_size"
 PLAIN_FLAGS = ("engine", "order", "scheduling_policy")  # texts of the policy `engine` that name no code
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
 
@@ -62,7 +63,7 @@ class PageState(Choice):
     pins: list[Choice] = Field([], max_length=1 + MAX_VARIANTS)
     replications: Int = Field(1, ge=1, le=MAX_REPLICATIONS)
     subject_to: Text = ""  # constraints, one per line
-    metric: Text = metrics_in("compare")[0]
+    metric: Text = ""  # that leads; empty: the one that fits the load
 
 
 def read_state(body: Any) -> PageState:
@@ -88,7 +89,10 @@ class Origin:
         choice = Choice()
         if preset is not None or self.file is None:
             choice = self.start_from(preset or FIRST_PRESET, {} if self.file is None else self.base(choice))
-        settings = {**choice.settings, **(settings or {})}
+        settings, memory = settings or {}, ("engine.num_blocks", "engine.device_memory")
+        named = is_named(parse(settings.get("profile", ""), "profile"))  # its device has its own memory
+        kept = {key: text for key, text in choice.settings.items() if not (named and key in memory)}
+        settings = {**kept, **settings}
         return PageState(start=choice.start, settings=settings, pins=[Choice(start=choice.start, settings=settings)])
 
     def base(self, choice: Choice, settings: Optional[Mapping[str, str]] = None) -> Tree:
@@ -212,6 +216,7 @@ class Origin:
         settings = {name: text for name, text in state.settings.items() if name.partition(".")[0] not in gone}
         if key == "policy":
             settings |= {} if scenario_policy(base) == value else {"policy": value}
+            settings = self._with_block_size(base, settings, value)
         elif value == "trace":
             settings |= {"trace": "{path: }", **({"workload": "null"} if base.get("workload") else {})}
         elif value in WORKLOADS:
@@ -219,11 +224,27 @@ class Origin:
             settings |= {"trace": "null"} if base.get("trace") else {}
         return state.model_copy(update={"settings": settings})
 
+    def _with_block_size(self, base: Tree, settings: dict[str, str], policy: str) -> dict[str, str]:
+        """Return the settings with the block size of a policy's engine, instead of that of the preset's policy."""
+        kept = {key: text for key, text in settings.items() if key != BLOCK_SIZE}
+        other = scenario_policy(base) != policy and key_value(base, BLOCK_SIZE) is not None
+        size = block_defaults({"policy": {"name": policy}}).get(BLOCK_SIZE) if other else None
+        return kept if size is None or size == str(key_value(base, BLOCK_SIZE)) else {**kept, BLOCK_SIZE: size}
+
 
 def scenario_policy(tree: Tree) -> Any:
     """Return the name of the policy of a scenario."""
     policy = merge({"policy": {"name": "llm-serving"}}, {"policy": tree.get("policy") or {}})["policy"]
     return policy.get("name") if isinstance(policy, Mapping) else policy
+
+
+def block_defaults(tree: Tree) -> dict[str, str]:
+    """Return the size and the number of KV blocks of the policy's engine, by key; none for a wrong scenario."""
+    try:
+        engine = scenario_from({**tree, "engine": {}, "profile": {"base": 1.0}}).engine
+    except BadInput:
+        return {}
+    return {f"engine.{key}": str(getattr(engine, key)) for key in ("block_size", "num_blocks")}
 
 
 def check_paths(keys: Mapping[str, Any]) -> None:

@@ -12,10 +12,10 @@ import re
 import stat
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 from servesim.core import BadInput
 from servesim.core.errors import cut_middle
@@ -91,11 +91,21 @@ def read_json(path: PathLike) -> Any:
     return parse_json(path, text, check_numbers=bool(unusual))
 
 
-def parse_json(path: PathLike, text: str, row: int = 1, check_numbers: bool = False) -> Any:
-    """Parse a JSON text; the error names the row. `check_numbers` refuses numbers that a float cannot hold."""
+def parse_json(
+    path: PathLike,
+    text: str,
+    row: int = 1,
+    check_numbers: bool = False,
+    constant: Optional[Callable[[str], Any]] = None,
+) -> Any:
+    """Parse a JSON text; the error names the row.
+
+    `check_numbers` refuses numbers that a float cannot hold. `constant` converts NaN and Infinity, which are refused
+    without it.
+    """
     hooks: dict[str, Any] = {"parse_int": parse_integer, "parse_float": _parse_float} if check_numbers else {}
     try:
-        value = json.loads(text, parse_constant=_reject_constant, **hooks)
+        value = json.loads(text, parse_constant=constant or _reject_constant, **hooks)
         if "\\ud" in text or "\\uD" in text:
             check_unicode(value)
         return value

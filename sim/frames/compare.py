@@ -13,10 +13,17 @@ from servesim.core import BadInput
 from servesim.report.compare_page import write_compare_report
 from servesim.report.figures import plot_changes, styled_axes
 from servesim.report.trust import policy_note
-from servesim.runs.metric_table import metrics_in
 from servesim.statistics.objective import parse_objective
 from servesim.study.columns import frame_row, html_result, printed_cells
-from servesim.study.compare import COLUMNS, Difference, compare, describe_pairs, name_of_b, summarise
+from servesim.study.compare import (
+    COLUMNS,
+    Difference,
+    compare,
+    default_objectives,
+    describe_pairs,
+    name_of_b,
+    summarise,
+)
 from servesim.study.compared_runs import ComparedRuns, single_run, two_samples
 
 from .run import Result
@@ -83,10 +90,10 @@ def compare_runs(
     tolerance: Optional[float] = None,
 ) -> CompareResult:
     """Compare loaded or simulated runs in some metrics (default: those of `sim compare`)."""
-    names = metrics_in("compare") if metrics is None else [metrics] if isinstance(metrics, str) else metrics
-    if not isinstance(names, Sequence) or not names:
+    names = [metrics] if isinstance(metrics, str) else metrics
+    if names is not None and (not isinstance(names, Sequence) or not names):
         raise BadInput(f"metrics: expected names of metrics, got {names!r}")
-    objectives = [parse_objective(name, "metrics") for name in names]
+    objectives = default_objectives(a, b) if names is None else [parse_objective(name, "metrics") for name in names]
     return CompareResult(a, b, compare(a, b, objectives, confidence), confidence, tolerance)
 
 

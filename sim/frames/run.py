@@ -17,6 +17,7 @@ from servesim.core import BadInput
 from servesim.report.trust import policy_note
 from servesim.runs.decision_log import InMemoryLog
 from servesim.runs.intervals import intervals_of
+from servesim.runs.leading import leading_metrics
 from servesim.runs.metric_table import metrics_in
 from servesim.runs.metrics import time_per_token
 from servesim.runs.request_rows import COLUMNS, RECORDED, STATES, request_row
@@ -77,14 +78,23 @@ class Result:
         """The result in one sentence; `stuck` if the engine could not continue."""
         done, seconds = self.metrics["completed"], format_metric(self.metrics["makespan"], "makespan")
         stuck = self.metrics.get("stuck")
-        return f"{done:,} of {len(self.requests):,} requests finished in {seconds}." + (f" {stuck}" if stuck else "")
+        values = "; ".join(f"{name} {format_metric(self.metrics[name], name)}" for name in self.leading)
+        text = f"{done:,} of {len(self.requests):,} requests finished in {seconds}{values and f': {values}'}."
+        return text + (f" {stuck}" if stuck else "")
+
+    @property
+    def leading(self) -> list[str]:
+        """The metrics that lead for the load of the run, without the makespan."""
+        names = leading_metrics(self.scenario, arrivals=self.requests.arrival)
+        return [name for name in names if name != "makespan" and self.metrics.get(name) is not None]
 
     def __repr__(self) -> str:
         done = self.metrics["completed"]
         return f"Result({self._policy}: {done} of {len(self.requests)} requests in {self.metrics['makespan']:.2f} s)"
 
     def _repr_html_(self) -> str:
-        shown = [name for name in metrics_in("summary") if self.metrics.get(name) is not None]
+        names = dict.fromkeys([*self.leading, *metrics_in("summary")])
+        shown = [name for name in names if self.metrics.get(name) is not None]
         cells = [["metric", "value"], *([name, format_metric(self.metrics[name], name)] for name in shown)]
         notes = [self.verdict, *(f"Warning: {text}" for text in self.metrics.get("warnings", ()))]
         notes.append(policy_note([self.scenario]))

@@ -17,7 +17,8 @@ from .plots import Chart, axis_scale, equal_line, metric_rows_layout, plain, poi
 from .trust import CHECK, GOOD, WARN, Fact, facts_of_profiles, policy_fact
 
 OUTCOME_COLOURS = {
-    "better": "@winner", "worse": "@baseline", "not significant": "@point", "not tested": "@point", "the same": "@point"
+    "better": "@winner", "worse": "@baseline",
+    **dict.fromkeys(("no difference", "not significant", "not tested", "the same"), "@point"),
 }  # fmt: skip
 
 
@@ -52,7 +53,7 @@ def result(differences: Sequence[Difference], b: str, tolerance: Optional[float]
     """Return the comparison in sentences, and the change of each metric; `b` is the name of B."""
     first, *others = differences
     outcomes = {"better": f"{b} is better", "worse": f"{b} is worse", "the same": "No difference"}
-    outcomes["not tested"] = "A difference that is not tested"
+    outcomes |= {"not tested": "A difference that is not tested", "no difference": "No difference"}
     title = f"{outcomes.get(first.outcome, 'No significant difference')} in {first.objective.metric}"
     facts = [MetricFact(d.objective.metric, change_text(d), d.outcome) for d in others]
     big = f"{first.objective.metric} {change_text(first)}"
@@ -83,7 +84,7 @@ def change_chart(differences: Sequence[Difference]) -> Chart:
             trace["error_x"] = {**bars, "color": OUTCOME_COLOURS[d.outcome], "thickness": 2, "width": 5}
         data.append(trace)
     layout = metric_rows_layout(names, "B against A (%)")
-    caption = "Green: B is better; orange: B is worse; grey: not significant. Bars are confidence intervals."
+    caption = "Green: B is better; orange: B is worse; grey: not significant, or none. Bars are confidence intervals."
     return Chart("changes", "Relative change of each metric", data, layout, caption)
 
 

@@ -169,10 +169,9 @@ def capacity_fact(result: RateSummary) -> Fact:
         open_rates = [rate for rate, s in result.by_rate.items() if any(row.relation.tied for row in s.rows)]
         text = f"at {', '.join(map(format_rate, open_rates))}" if open_rates else "none"
         return Fact("Ties", text, CHECK if open_rates else GOOD)
-    equal = sum(curve.outcome == "equal" for curve in result.curves)
     outside = sum(map(is_outside_profile, result.curves))
     precision = result.experiment.precision
-    notes = [f"{format_count(equal, 'other')} with an equal capacity"] if equal else []
+    notes = [text] if (text := result.describe_equal()) else []
     notes += [f"{format_count(outside, 'configuration')} with steps outside the measured range"] if outside else []
     known = "only the rates of the sweep were tested (see precision)"
     if precision is not None:

@@ -57,8 +57,6 @@ def source_notes(profiles: Iterable[Any]) -> list[Note]:
     """Return a note for each of these profiles that was derived, or measured on servesim's own torch backend."""
     notes: list[Note] = []
     for source in profiles:
-        if not isinstance(source, (str, Profile)):  # costs in a scenario
-            continue
         try:
             profile = source if isinstance(source, Profile) else load_profile(source)
         except BadInput:  # the profile of a stored run may be gone

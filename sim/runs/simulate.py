@@ -26,6 +26,7 @@ from servesim.traces.edit import repeat, set_rate
 from servesim.traces.trace import RequestTable, Trace, gc_disabled, has_field
 
 from .answers import Answers, join_answers, split_answers, with_answers
+from .limit import limit_of
 from .metrics import Metrics
 from .notes import Note
 from .request_rows import find_change, mark_client_timeouts
@@ -79,6 +80,12 @@ class Run:
         return metrics
 
     @property
+    def limit_metrics(self) -> dict[str, Any]:
+        """What limits the run; empty for a measured run."""
+        limit = limit_of(self)
+        return {**self.server.waits.metrics(self.end), "limit": limit.kind, "limit_text": limit.text}
+
+    @property
     def about(self) -> Mapping[str, Any]:
         """Description of the device and the model, as in a profile."""
         return self.profile.about
@@ -103,6 +110,7 @@ class Run:
             "padded_decode_rows": self.padded_rows,
             **self.kv_metrics,
             **self.cache_metrics,
+            **self.limit_metrics,
             "mean_seconds": self.measures.time_breakdown(),
             **utilisation(self.work, self.about),
             "energy": self.energy,

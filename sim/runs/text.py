@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from servesim.config.validation import describe_validation
 
 from .intervals import describe_intervals, format_interval
-from .metric_table import metrics_in, percentile_name
+from .leading import leading_metrics
+from .metric_table import metric_named, metrics_in, percentile_name
 from .notes import note
 from .request_rows import STATES
 from .run_warnings import source_notes
@@ -40,7 +41,7 @@ def show_run(run: Run, percentiles: Sequence[float] = SHOWN_PERCENTILES) -> str:
     lines += [title_line(" Simulator-only metrics "), *simulator_metrics(run)]
     if run.intervals is not None:
         lines += [title_line(f" {100 * run.intervals['confidence']:g} % intervals "), *interval_lines(run)]
-    lines.append("=" * WIDTH)
+    lines += ["=" * WIDTH, *filter(None, [leading_line(run), run.limit_metrics.get("limit_text")])]
     if run.intervals is not None:
         lines += describe_intervals(run.intervals, run.profile.name)
     if run.outside_profile:
@@ -97,9 +98,23 @@ def interval_lines(run: Run) -> list[str]:
     result, limits = run.result(), run.intervals["metrics"]
     return [
         line(name.removesuffix("_ms"), format_interval(name, result[name], *limits[name]))
-        for name in metrics_in("main")
+        for name in dict.fromkeys([*leading_of(run), *metrics_in("main")])
         if name in limits
     ]
+
+
+def leading_of(run: Run) -> tuple[str, str]:
+    """Return the metrics that lead for the load of a run."""
+    arrivals = [request.arrival for request in run.requests]
+    return leading_metrics(run.scenario.model_dump(mode="json"), arrivals=arrivals)
+
+
+def leading_line(run: Run) -> str:
+    """Return the leading metrics in one line; empty if the run has none of them."""
+    result = run.result()
+    known = [name for name in leading_of(run) if result.get(name) is not None]
+    values = ", ".join(f"{name} {result[name]:,.2f} {metric_named(name).unit}" for name in known)
+    return f"result: {values}" if values else ""
 
 
 def cache_lines(result: Mapping[str, Any]) -> list[str]:

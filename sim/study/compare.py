@@ -9,17 +9,20 @@ from typing import Any, Optional
 
 from servesim.core import BadInput
 from servesim.files.terminal import PLAIN, Screen, align_columns
+from servesim.runs.leading import leading_metrics
+from servesim.runs.metric_table import metrics_in
 from servesim.statistics.intervals import Interval, with_draws
 from servesim.statistics.number_format import format_mean, format_metric
-from servesim.statistics.objective import Objective
+from servesim.statistics.objective import Objective, parse_objective
 from servesim.statistics.two_samples import RelativeChange, TwoSamples, relative_change
 
 from .columns import EVERYWHERE, Column, json_row, printed_cells, wrapped_heads
 from .compared_runs import ComparedRuns, paired_draws, two_samples
 from .ranking import find_invalid
+from .study_keys import INDIFFERENCE
 from .verdict import NOT_TESTED
 
-OUTCOMES = ("better", "worse")  # of a significant difference
+OUTCOMES = ("better", "worse")  # of a significant difference that is not too small
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,10 @@ class Difference:
 
     @property
     def outcome(self) -> str:
-        """How B compares with A: the same, not significant, not tested (other requests), better or worse."""
+        """How B compares with A: the same, no difference, not significant, not tested (other requests), better, worse.
+
+        A difference that is too small to matter is none, as in a sweep. Random variation alone does not show this.
+        """
         if self.change.mean == 0 and not self.change.half_width:
             return "the same"
         if self.a > 0 and self.b > 0:  # the relative interval is exact only then
@@ -45,9 +51,17 @@ class Difference:
             tested, significant = self.change.half_width is not None, self.change.excludes_zero
         if not tested and not self.values.paired:
             return "not tested"
-        if tested and not significant:
+        if tested and not significant and not self.is_surely_small:
             return "not significant"
+        if abs(self.relative.mean) < INDIFFERENCE:
+            return "no difference"
         return "better" if self.objective.better(self.relative.mean) else "worse"
+
+    @property
+    def is_surely_small(self) -> bool:
+        """Whether the whole interval of the relative change is too small to matter."""
+        _, low, high = self.relative
+        return low is not None and high is not None and -INDIFFERENCE < low <= high < INDIFFERENCE
 
     def describe(self, b: str = "B") -> str:
         """Return the outcome with the size of the change and its interval; `b` is the name of B."""
@@ -65,6 +79,8 @@ class Difference:
             return f"the difference of {100 * mean:+.2f} % is not tested ({limits})"
         if self.outcome == "not significant":
             return f"the difference is not significant ({limits})"
+        if self.outcome == "no difference":
+            return f"no difference: {100 * mean:+.2f} % is below {100 * INDIFFERENCE:g} % ({limits})"
         if math.isinf(mean):
             return f"{b} is {self.outcome} ({limits})"
         return f"{b} is {100 * abs(mean):.2f} % {self.outcome} ({limits})"
@@ -99,6 +115,23 @@ def log_effects(a: float, b: float, pairs: Sequence[tuple[float, float]]) -> lis
     """Return the changes of the logarithm of B / A in every draw of the cost model."""
     positive = [(a + change_a, b + change_b) for change_a, change_b in pairs if a > -change_a and b > -change_b]
     return [math.log(drawn_b / drawn_a) - math.log(b / a) for drawn_a, drawn_b in positive] if a > 0 < b else []
+
+
+def default_objectives(a: ComparedRuns, b: ComparedRuns) -> list[Objective]:
+    """Return what a comparison shows: the metrics that lead for the load of A (of B if it is not known), then others.
+
+    Goodput leads only if both have an SLO.
+    """
+    known = a if a.scenario or a.requests else b
+    arrivals = [float(row["arrival"]) for row in known.requests]
+    tree = {**known.scenario, **({} if has_goodput(a) and has_goodput(b) else {"slo": {}})}
+    names = dict.fromkeys([*leading_metrics(tree, arrivals=arrivals), *metrics_in("compare")])
+    return [parse_objective(name) for name in names]
+
+
+def has_goodput(side: ComparedRuns) -> bool:
+    """Whether the runs of A or of B have the metric that an SLO adds."""
+    return any("request_goodput" in run for run in side.runs.values())
 
 
 def compare(

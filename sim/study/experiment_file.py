@@ -27,6 +27,7 @@ from servesim.config.user_code import names_file
 from servesim.core import BadInput
 from servesim.core.limits import MAX_DRAWS, MAX_RATE, MIN_RATE
 from servesim.costs.device_profile import load_profile
+from servesim.costs.named_profile import MEASURED, is_named
 from servesim.files.checked import Stored, validate
 from servesim.files.read import quote, read_json
 from servesim.files.write import FileExists, list_files, write_json
@@ -185,8 +186,8 @@ def input_names(tree: Tree) -> Iterable[tuple[str, str]]:
     name = policy_file(tree)
     if name is not None:
         yield "policy", name.rpartition(":")[0] if ".py:" in name else name
-    if isinstance(profile, str):
-        yield "profile", profile
+    if isinstance(profile, str) or is_named(profile):
+        yield "profile", profile if isinstance(profile, str) else profile.get("measured", MEASURED)
 
 
 def policy_file(tree: Tree) -> Optional[str]:

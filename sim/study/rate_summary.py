@@ -37,7 +37,16 @@ from .table import (
     write_best,
     write_tables,
 )
-from .verdict import Verdict, describe_refused, meaning, profile_notes, table_lines, table_notes, verdict_of
+from .verdict import (
+    Verdict,
+    deciding_metrics,
+    describe_refused,
+    meaning,
+    profile_notes,
+    table_lines,
+    table_notes,
+    verdict_of,
+)
 
 CAPACITY_ERROR = "the capacities are not tested against the error of the cost model: leave a margin"
 UPPER_BOUND = "the runs have too few requests for this rate, so the true capacity may be lower; use a longer trace"
@@ -53,6 +62,7 @@ class RateSummary:
         self.run_count = sum("refused" not in record for record in records.values())
         self.failures = [record for record in records.values() if "error" in record]
         self.winner: Optional[Curve] = None  # by capacity
+        self.decided_at: Optional[float] = None  # the rate whose ranking chooses the winner of equal capacities
         self.curves = build_curves(experiment, records)
         self._choose_winner()
         for rank, curve in enumerate(self.curves, 1):
@@ -92,10 +102,9 @@ class RateSummary:
         if not self.experiment.subject_to:
             return
         best = max(map(self.rate_of, self.curves))
-        margin = max(self.experiment.indifference, self.experiment.precision or 0.0)
         for curve in self.curves:
             rate = self.rate_of(curve)
-            curve.outcome = "cannot win" if not rate else "equal" if rate >= best * (1 - margin) else "worse"
+            curve.outcome = "cannot win" if not rate else "equal" if rate >= best * (1 - self.margin) else "worse"
         tied = [curve for curve in self.curves if curve.outcome == "equal"]
         if tied:
             lowest = min(curve.capacity.rate for curve in tied if curve.capacity is not None)
@@ -103,6 +112,7 @@ class RateSummary:
             ranks = {row.config: row.rank for row in self.by_rate[rate].rows}
             self.winner = min(tied, key=lambda curve: ranks[curve.config])
             self.winner.outcome = "best"
+            self.decided_at = rate
         self.curves.sort(key=lambda curve: (curve is not self.winner, -self.rate_of(curve), self._violation(curve)))
 
     def _violation(self, curve: Curve) -> float:
@@ -122,8 +132,8 @@ class RateSummary:
         if self.is_single:
             misses = "".join(f"; {text}" for text in [capacity.misses] if text)
             return Verdict("capacity", f"Capacity: meets {bounds} up to {capacity.text}{misses}.")
-        equal = sum(curve.outcome == "equal" for curve in self.curves)
-        tied = f"; {format_count(equal, 'other')} with an equal capacity" if equal else ""
+        tied = self.describe_equal()
+        tied = f"; {tied}" if tied else ""
         if self.winner.is_baseline:
             text = f"No winner: nothing beats the baseline, which meets {bounds} up to {capacity.text}{tied}."
             return Verdict("baseline", text)
@@ -133,6 +143,23 @@ class RateSummary:
         versus = f"; the baseline {reach}" if reach else ""
         text = f"Winner: {self.settings(self.winner)}: meets {bounds} up to {capacity.text}{versus}{tied}."
         return Verdict("winner", text)
+
+    def describe_equal(self) -> str:
+        """Return why the winner is the winner, although another capacity is equal, or even higher; empty if none is."""
+        others = {curve.config: self.rate_of(curve) for curve in self.curves if curve.outcome == "equal"}
+        if not others or self.decided_at is None:
+            return ""
+        summary = self.by_rate[self.decided_at]
+        tied = any(row.relation.tied for row in summary.rows if row.config in others)
+        chosen = deciding_metrics(summary) if tied else [self.experiment.objectives[0].metric]
+        number = f"{format_count(len(others), 'other')} equal within {100 * self.margin:g} %"
+        by = f"chosen by {', then '.join(chosen)} at {format_rate(self.decided_at)}"
+        return f"{number} (up to {format_rate(max(others.values()))}), {by}"
+
+    @property
+    def margin(self) -> float:
+        """Capacities that differ by less, as a fraction, are equal."""
+        return max(self.experiment.indifference, self.experiment.precision or 0.0)
 
     def _verdict_without_winner(self) -> Verdict:
         """Name the configuration that is nearest to the constraints at the lowest rate."""

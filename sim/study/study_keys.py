@@ -96,7 +96,9 @@ class StudyFile(Keys):
     base: Union[str, Tree] = Field({}, description="base scenario: a file in the same folder, a preset, or its keys")
     params: Any = Field({})
     baseline: Tree = Field({}, description="settings of the baseline on top of the base")
-    objectives: list[Any] = Field([], description="metrics; the first ranks, all define the Pareto front")
+    objectives: list[Any] = Field(
+        [], description="metrics; the first ranks, all define the Pareto front (default: as docs/metrics.md says)"
+    )
     replications: Int = Field(
         1, gt=0, le=MAX_RUNS, description="runs per configuration, each with other random numbers"
     )

@@ -13,6 +13,7 @@ from servesim.core.limits import (
     MAX_RUNS,
 )
 from servesim.files.checked import Keys, validate
+from servesim.runs.leading import leading_metrics
 from servesim.runs.metric_table import whole_metric
 from servesim.runs.request_rate import RATE_KEYS, rate_key_value
 from servesim.statistics.constraints import Bound, parse_bounds
@@ -65,8 +66,8 @@ def build_experiment(file: SweepFile, base: Tree, name: str) -> Experiment:
     """List the configurations of a sweep file and validate every scenario."""
     configs = deduplicate(base, [file.baseline, *unroll(file.params, file.samples, file.seed)])
     check_rates(base, configs)
-    defaults = ["mean_e2el_ms", "output_throughput"] if file.steady else ["makespan", "mean_ttft_ms"]
-    objectives = [parse_objective(spec) for spec in file.objectives or defaults]
+    chosen = file.objectives or leading_metrics(base, file.steady_window is not None)
+    objectives = [parse_objective(spec) for spec in chosen]
     bounds = parse_bounds(file.subject_to)
     check_metrics("subject_to", bounds, file, base)
     check_metrics("objectives", objectives, file, base)

@@ -93,10 +93,16 @@ def describe_choice(summary: Summary) -> str:
     tied = sum(row.relation.tied for row in summary.rows)
     if not tied:
         return ""
-    metrics = [objective.metric for objective in summary.experiment.objectives]
-    names = ["the fewest changes" if number is None else metrics[number] for number in summary.decided_by]
+    names = deciding_metrics(summary)
     decide = "decides" if len(names) == 1 and None not in summary.decided_by else "decide"
-    return f"; tied in {metrics[0]} with {format_count(tied, 'other')}, {', then '.join(names)} {decide}"
+    first = summary.experiment.objectives[0].metric
+    return f"; tied in {first} with {format_count(tied, 'other')}, {', then '.join(names)} {decide}"
+
+
+def deciding_metrics(summary: Summary) -> list[str]:
+    """Return what separates the winner from the configurations that are tied with it, in order."""
+    metrics = [objective.metric for objective in summary.experiment.objectives]
+    return ["the fewest changes" if number is None else metrics[number] for number in summary.decided_by]
 
 
 def describe_best_mean(summary: Summary) -> str:

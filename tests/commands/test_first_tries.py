@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import json
 import os
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from ..conftest import ROOT
 from .running import Said, run_sim
 
 SWEEP = "base: {workload: {contest: {X: 5, T: 4}}}\nparams: {policy.decode_batch: [8, 16]}\nreplications: 2\n"
+TRACE = "arrival,prompt,output\n0,10,20\n1.5,30,5\n"
 ODD = "time,input tokens,output tokens\r\n0.0,10,20\r\n1.5,30,5\r\n"
 
 
@@ -152,3 +154,25 @@ def test_the_command_works_in_a_clone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(search.value) == expected
     with pytest.raises(BadInput, match=r"^--executor dask: needs distributed, the extra `cluster`: run pip install"):
         dask_pool("127.0.0.1:1")
+
+
+def test_a_trace_alone_runs_on_the_newest_vllm_and_says_so(sim: Callable[..., Said]) -> None:
+    Path("my.csv").write_text(TRACE)
+    said = sim("run", "--trace", "my.csv", "-o", "out")
+    server = "sim: server: vLLM 0.32.0 with profile h200-llama2-7b, a bundled one; "
+    assert said.code == 0 and server in said.error and said.error.count("sim: server:") == 1
+    scenario = json.loads(Path("out/manifest.json").read_text())["scenario"]
+    assert scenario["policy"]["name"] == "vllm-v1" and scenario["policy"]["max_num_seqs"] == 1024
+    assert scenario["engine"]["num_blocks"] > 10_000  # the memory of the device
+    own = sim("run", "--trace", "my.csv", "--profile", "ascend910b4-llama2-7b", "--set", "engine.num_blocks=64")
+    assert "sim: server: vLLM 0.32.0 with profile ascend910b4-llama2-7b; " in own.error
+
+
+@pytest.mark.parametrize(
+    "words", [("--policy", "vllm"), ("--preset", "sglang-0.5.18"), ("--set", "policy.name=orca"), ("scenario.yaml",)]
+)
+def test_a_named_server_is_not_replaced(words: tuple[str, ...], sim: Callable[..., Said]) -> None:
+    Path("my.csv").write_text(TRACE)
+    Path("scenario.yaml").write_text("profile: {base: 0.01}\n")
+    said = sim("run", "--trace", "my.csv", *words)
+    assert said.code == 0 and "sim: server:" not in said.error

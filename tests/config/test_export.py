@@ -430,3 +430,8 @@ def test_changed_settings_of_a_recorded_server_replace_its_flags(tmp_path: Path)
         "+ --async-scheduling",
     ]  # fmt: skip
     assert "# the recorded command with these changes:\n# - --max_num_seqs 64\n" in exported.render("x")
+
+
+def test_sglang_without_a_block_size_has_pages_of_one_token() -> None:
+    exported = export_scenario(scenario_from({"workload": WORKLOAD, "policy": {"name": "sglang"}}), "sglang")
+    assert "--page-size 1 " in exported.text and "--max-total-tokens 16384" in exported.text

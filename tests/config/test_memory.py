@@ -97,3 +97,15 @@ def test_a_file_over_a_preset_replaces_the_blocks() -> None:
 )
 def test_sizes_are_read(text: object, size: int) -> None:
     assert to_bytes(text) == size
+
+
+def test_a_policy_has_the_block_size_of_its_engine() -> None:
+    """SGLang has pages of one token. The default number of tokens stays the same, and a given size counts."""
+
+    def engine(policy: str, **keys: int) -> tuple[int, int]:
+        found = scenario_from({"workload": WORKLOAD, "policy": {"name": policy}, "engine": keys}).engine
+        return found.block_size, found.num_blocks
+
+    assert engine("sglang") == (1, 16 * 1024)
+    assert engine("sglang", num_blocks=900) == (1, 900)
+    assert engine("sglang", block_size=16) == engine("vllm-v1") == (16, 1024)

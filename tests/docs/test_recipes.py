@@ -103,11 +103,11 @@ def test_every_command_prints_the_output_shown(recipes: Recipes) -> None:
         assert shown == now, f"docs/recipes.md: {command}"
 
 
-def test_ten_questions_and_a_link_to_each() -> None:
+def test_twelve_questions_and_a_link_to_each() -> None:
     text = PAGE.read_text(encoding="utf-8")
     questions = re.findall(r"^## (\d+)\. (.+\?)$", text, re.MULTILINE)
     links = re.findall(r"^(\d+)\. \[(.+\?)\]\(#\1-[\w-]+\)$", text, re.MULTILINE)
-    assert questions == links and [int(number) for number, _ in questions] == list(range(1, 12))
+    assert questions == links and [int(number) for number, _ in questions] == list(range(1, 13))
 
 
 def test_the_policy_on_the_page_is_the_example() -> None:
@@ -265,3 +265,12 @@ def test_the_best_config_json_of_mindie_is_the_users_file_with_two_other_values(
     again = recipes.folder / "mindie-again.yaml"
     again.write_text(yaml.safe_dump({**sweep, "server_config": "best.json", "trace": {"path": "chat.csv", "rate": 3}}))
     assert simulate(again)["p99_tpot_ms"] == pytest.approx(summary.winner.mean("p99_tpot_ms"), rel=1e-9)
+
+
+def test_the_fit_to_summaries_of_sglang_finds_the_step_times_of_the_server(recipes: Recipes) -> None:
+    cost = yaml.safe_load((recipes.folder / "my-sglang" / "profile.yaml").read_text())["cost"]
+    for name, value in {"base": 0.012, "prefill_token": 0.00005, "decode_row": 0.0003}.items():
+        assert cost[name] == pytest.approx(value, rel=0.03), name
+    one, other = (json.loads((recipes.folder / f"chunks-{n}" / "result.json").read_text()) for n in (8192, 2048))
+    assert one["makespan"] < other["makespan"] and one["mean_tpot_ms"] < other["mean_tpot_ms"]
+    assert "--chunked-prefill-size 2048" in recipes.output("sim export sglang-server.yaml")

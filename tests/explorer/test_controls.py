@@ -146,3 +146,15 @@ def test_the_first_state_pins_itself_as_the_baseline() -> None:
     assert isinstance(state, PageState)
     assert [(pin.start, pin.settings) for pin in state.pins] == [("orca", state.settings)]
     assert state.settings["policy.max_num_seqs"] == "9"
+
+
+def test_another_policy_has_the_block_size_of_its_engine() -> None:
+    origin = Origin()
+    first = origin.first_state()
+    assert origin.scenario(first)[1].engine.block_size == 16
+    sglang = origin.choose(first, "policy", "sglang")
+    assert origin.scenario(sglang)[1].engine.block_size == 1
+    assert origin.choose(sglang, "policy", "vllm-v1").settings == first.settings
+    preset = origin.choose(first, "start", "sglang-0.5.18")
+    assert origin.scenario(preset)[1].engine.block_size == 1
+    assert origin.scenario(origin.choose(preset, "policy", "vllm-v1"))[1].engine.block_size == 16

@@ -25,10 +25,12 @@ def base(**changes: Any) -> dict[str, Any]:
 
 
 def sweep_file(folder: Path, **keys: Any) -> Path:
-    """Write a sweep file with two parameters."""
+    """Write a sweep file with two parameters; it ranks by makespan, unless `keys` say something else."""
     params = {"policy.decode_batch": [2, 4, 8], "policy.order": ["arrival", "longest-output"]}
+    objectives = {} if keys.get("steady") else {"objectives": ["makespan", "mean_ttft_ms"]}
     path = folder / "sweep.yaml"
-    path.write_text(yaml.safe_dump({"base": base(), "params": params, "replications": 3, **keys}, sort_keys=False))
+    tree = {"base": base(), "params": params, "replications": 3, **objectives, **keys}
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
     return path
 
 

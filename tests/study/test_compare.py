@@ -15,7 +15,7 @@ from servesim.runs.simulate import simulate
 from servesim.statistics.intervals import Interval
 from servesim.statistics.objective import Objective
 from servesim.statistics.two_samples import RelativeChange, TwoSamples
-from servesim.study.compare import Difference, compare, summarise
+from servesim.study.compare import Difference, compare, default_objectives, summarise
 from servesim.study.compared_runs import ComparedRuns, batch_means, single_run
 from servesim.traces.export import export
 from servesim.traces.make.synth import synthesise
@@ -198,6 +198,20 @@ def test_a_metric_that_one_side_lacks_is_left_out(tmp_path: Path, capsys: pytest
         (HIGH, Interval(-4.0, 1.0, 5), (-0.05, -0.03), "B is 4.00 % worse (interval -5.00 to -3.00 %)"),
         (LOW, Interval(1.0, 2.0, 5), (-0.01, 0.03), "the difference is not significant (interval -1.00 to +3.00 %)"),
         (HIGH, Interval(2.5, None, 1), (None, None), "B is 2.50 % better (one run each)"),
+        (
+            LOW,
+            Interval(-0.49, 0.1, 9),
+            (-0.0059, -0.0039),
+            "no difference: -0.49 % is below 0.5 % (interval -0.59 to -0.39 %)",
+        ),
+        (
+            LOW,
+            Interval(0.1, 0.2, 9),
+            (-0.001, 0.003),
+            "no difference: +0.10 % is below 0.5 % (interval -0.10 to +0.30 %)",
+        ),
+        (LOW, Interval(0.1, 9.0, 9), (-0.09, 0.1), "the difference is not significant (interval -9.00 to +10.00 %)"),
+        (HIGH, Interval(0.3, None, 1), (None, None), "no difference: +0.30 % is below 0.5 % (one run each)"),
     ],
 )
 def test_a_difference_is_described(
@@ -206,6 +220,23 @@ def test_a_difference_is_described(
     relative = RelativeChange(change.mean / 100, *limits)
     described = Difference(objective, 100.0, 100.0 + change.mean, change, relative, PAIRED).describe()
     assert described == text
+
+
+@pytest.mark.parametrize(
+    ("changes", "slos", "first"),
+    [
+        ({}, ({}, {}), ["mean_e2el_ms", "p99_ttft_ms", "makespan"]),
+        ({}, ({"ttft": 500}, {"ttft": 500}), ["request_goodput", "p99_ttft_ms", "makespan"]),
+        ({}, ({"ttft": 500}, {}), ["mean_e2el_ms", "p99_ttft_ms", "makespan"]),
+        ({"workload": {"requests": 10, "concurrency": 2, "lengths": sweeps.LENGTHS}}, ({}, {}),
+         ["makespan", "mean_ttft_ms", "output_throughput"]),
+    ],
+)  # fmt: skip
+def test_the_first_metric_fits_the_load(
+    changes: dict[str, Any], slos: tuple[dict[str, Any], dict[str, Any]], first: list[str]
+) -> None:
+    a, b = (stored_run(sweeps.base(**changes, slo=slo)) for slo in slos)
+    assert [objective.metric for objective in default_objectives(a, b)][:3] == first
 
 
 def test_an_interval_of_a_throughput_never_falls_below_minus_100_percent() -> None:

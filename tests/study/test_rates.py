@@ -199,3 +199,16 @@ def test_a_value_that_misses_another_constraint_names_it(tmp_path: Path) -> None
     assert "the winner is not tested against the error of the cost model; --intervals does it" in format_result(
         run(tmp_path / "other")
     )
+
+
+def test_a_winner_with_a_smaller_capacity_has_the_reason(tmp_path: Path) -> None:
+    """Equal capacities within the precision: the latency decides, and the sentence says so."""
+    result = run(tmp_path, subject_to=["p99_e2el_ms <= 400"], precision=0.05)
+    result.winner, other = result.baseline, next(curve for curve in result.curves if not curve.is_baseline)
+    assert result.winner.capacity is not None
+    other.capacity, other.outcome = result.winner.capacity._replace(rate=1.01 * result.winner.capacity.rate), "equal"
+    result.decided_at = 2.0
+    other_rate = f"{1.01 * result.winner.capacity.rate:.10g}"
+    assert result.verdict.text.endswith(
+        f"; 1 other equal within 5 % (up to {other_rate} req/s), chosen by the fewest changes at 2 req/s."
+    )

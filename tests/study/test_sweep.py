@@ -297,3 +297,18 @@ def test_a_terminal_gets_a_bar_with_rate_and_time_left(tmp_path: Path) -> None:
     text = on_terminal(["sweep", str(file), "-o", str(tmp_path / "out"), "-j", "1", "--no-report"])
     assert re.search(r"sweep: +\d+%\|.*\| \d+/84 \[\d\d:\d\d<\d\d:\d\d, +[\d.]+(run/s|s/run)\]", text)
     assert re.search(r"sweep: 100%\|.*\| 84/84 \[", text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, ["mean_e2el_ms", "p99_ttft_ms"]),
+        ({"slo": {"ttft": 500}}, ["request_goodput", "p99_ttft_ms"]),
+        ({"workload": {"contest": {"X": 5, "T": 4}}}, ["makespan", "mean_ttft_ms"]),
+    ],
+)
+def test_a_sweep_without_objectives_ranks_by_what_fits_the_load(
+    tmp_path: Path, changes: dict[str, Any], expected: list[str]
+) -> None:
+    file = sweeps.sweep_file(tmp_path, base=sweeps.base(**changes), objectives=[])
+    assert [objective.metric for objective in read_experiment(file).objectives] == expected

@@ -1,113 +1,34 @@
-"""Result files of load generators, request by request: `vllm bench serve`, guidellm, aiperf and performance_serving."""
+"""Result files of load generators, request by request: detection, guidellm, aiperf and performance_serving."""
 
 from __future__ import annotations
 
 import ast
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from heapq import heapify, heapreplace
 from typing import Any, NamedTuple, Optional
 
 from servesim.core import BadInput
 from servesim.files.read import quote
 from servesim.traces.trace import Columns
 
+from .column_results import RequestResult, Results, choose, numbers, read_sglang, read_vllm
 from .nested import ParsedRequest, Row, read_rows, to_columns
-from .source import MAX_TIMESTAMP, Source
+from .source import Source
 from .tokens import BOS
 
-VLLM_KEYS = ("input_lens", "output_lens", "ttfts", "itls")
 
-
-class RequestResult(NamedTuple):
-    """The measured times of one request, in seconds."""
-
-    id: str
-    arrival: float  # when the client sent it
-    prompt: int
-    output: int
-    ttft: float = 0.0
-    e2e: float = 0.0
-    gaps: Sequence[float] = ()  # between tokens, if the file has them
-    failed: str = ""  # reason; then the times are unknown
-
-
-def read_vllm(source: Source, benchmark: Optional[int] = None) -> list[RequestResult]:
-    """Read the JSON file of `vllm bench serve --save-result --save-detailed`."""
-    [row] = read_rows(source)[:1]
-    columns = {key: list_of(row, key) for key in VLLM_KEYS}
-    count = len(columns["input_lens"])
-    for key, values in columns.items():
-        if len(values) != count:
-            raise row.error(key, f"{count} entries, as many as input_lens")
-    errors = row.values.get("errors")
-    reasons = (
-        [str(error or "")[:40] for error in errors]
-        if isinstance(errors, list) and len(errors) == count
-        else [""] * count
-    )
-    requests = [
-        vllm_request(row, k, reason, *values) for k, (reason, *values) in enumerate(zip(reasons, *columns.values()))
-    ]
-    return [request._replace(arrival=time) for request, time in zip(requests, vllm_starts(row, requests))]
-
-
-def vllm_request(row: Row, index: int, reason: str, prompt: Any, output: Any, ttft: Any, itls: Any) -> RequestResult:
-    """Return one request of the columns; its end is the last gap after the first token."""
-    request = Row(
-        row.source, row.number, {"prompt": prompt, "output": output, "ttft": ttft, "itls": itls}, f"request {index}"
-    )
-    lengths = request.tokens("prompt"), request.tokens("output")
-    if reason or not lengths[1]:
-        return RequestResult(str(index), 0.0, *lengths, failed=reason or "no output")
-    gaps = numbers(request, "itls")
-    first = request.seconds("ttft", 1.0)
-    return RequestResult(str(index), 0.0, *lengths, first, first + sum(gaps), gaps)
-
-
-def vllm_starts(row: Row, requests: Sequence[RequestResult]) -> list[float]:
-    """Return the send times: as recorded, or of a closed loop, where a request starts when another one ends."""
-    starts = row.values.get("start_times")
-    if isinstance(starts, list) and len(starts) == len(requests):
-        return numbers(row, "start_times")
-    rate, concurrency = row.values.get("request_rate", "inf"), row.values.get("max_concurrency")
-    if rate not in ("inf", math.inf):
-        raise BadInput(
-            f"{row.source.name}: expected start_times: requests were sent at a rate of {quote(rate)}, and this version "
-            "of vLLM does not record their send times"
-        )
-    if type(concurrency) is not int or concurrency < 1 or concurrency >= len(requests):
-        return [0.0] * len(requests)
-    ends = [request.e2e for request in requests[:concurrency]]
-    heapify(ends)
-    starts = [0.0] * concurrency
-    for request in requests[concurrency:]:
-        starts.append(ends[0])
-        heapreplace(ends, ends[0] + request.e2e)
-    return starts
-
-
-def read_guidellm(source: Source, benchmark: Optional[int] = None) -> list[RequestResult]:
+def read_guidellm(source: Source, benchmark: Optional[int] = None) -> Results:
     """Read the JSON report of guidellm. It may hold several benchmarks; `benchmark` chooses one, counted from 0."""
     [report] = read_rows(source)[:1]
-    benchmarks = report.rows("benchmarks")
-    if benchmark is None and len(benchmarks) > 1:
-        raise BadInput(
-            f"{source.name}: expected one benchmark, got {len(benchmarks)}; choose one with --benchmark of "
-            "`sim calibrate import results`"
-        )
-    if not 0 <= (benchmark or 0) < len(benchmarks):
-        raise BadInput(f"{source.name}: --benchmark: expected 0 to {len(benchmarks) - 1}, got {benchmark}")
-    groups = benchmarks[benchmark or 0].row("requests")
+    groups = choose(source, report.rows("benchmarks"), benchmark).row("requests")
     kinds = {"successful": "", "errored": "errored", "incomplete": "incomplete"}
-    return [
+    return Results([
         guidellm_request(row, failed)
         for kind, failed in kinds.items()
         if groups.values.get(kind)
         for row in groups.rows(kind)
-    ]
+    ])  # fmt: skip
 
 
 def guidellm_request(row: Row, failed: str = "") -> RequestResult:
@@ -124,9 +45,9 @@ def guidellm_request(row: Row, failed: str = "") -> RequestResult:
     return RequestResult(id, start, row.tokens("prompt_tokens"), row.tokens("output_tokens"), first, e2e)
 
 
-def read_aiperf(source: Source, benchmark: Optional[int] = None) -> list[RequestResult]:
+def read_aiperf(source: Source, benchmark: Optional[int] = None) -> Results:
     """Read aiperf's profile_export.jsonl: one record per request."""
-    return [aiperf_request(row) for row in read_rows(source)]
+    return Results([aiperf_request(row) for row in read_rows(source)])
 
 
 def aiperf_request(row: Row) -> RequestResult:
@@ -146,32 +67,14 @@ def aiperf_request(row: Row) -> RequestResult:
     return RequestResult(id, start, metric.tokens("input_sequence_length"), metric.tokens(output), ttft, e2e, gaps)
 
 
-def list_of(row: Row, key: str) -> list[Any]:
-    """Return a list inside an object."""
-    values = row.values.get(key)
-    if not isinstance(values, list):
-        raise row.error(key, "a list, as with --save-detailed")
-    return values
-
-
-def numbers(row: Row, key: str) -> list[float]:
-    """Return a list of times of at least 0."""
-    values = list_of(row, key)
-    for value in values:
-        if type(value) not in (int, float) or not 0 <= value <= MAX_TIMESTAMP:
-            raise BadInput(
-                f"{row.source.name}: row {row.number}: {key}: expected times of at least 0, got {quote(value)}"
-            )
-    return [float(value) for value in values]
-
-
 def known_seconds(row: Row, *keys: str) -> float:
     """Return the first of these times that the row has."""
     return row.seconds(next((key for key in keys if row.has(key)), keys[0]), 1.0)
 
 
-READERS: Mapping[str, Callable[[Source, Optional[int]], list[RequestResult]]] = {
-    "vllm-bench": read_vllm, "guidellm-results": read_guidellm, "aiperf-results": read_aiperf,
+READERS: Mapping[str, Callable[[Source, Optional[int]], Results]] = {
+    "sglang-bench": read_sglang, "vllm-bench": read_vllm, "guidellm-results": read_guidellm,
+    "aiperf-results": read_aiperf,
 }  # fmt: skip
 
 
@@ -179,6 +82,8 @@ def results_format(source: Source) -> Optional[str]:
     """Return which load generator wrote a file; None: another format."""
     if source.kind != "json":
         return None
+    if source.header >= {"request_rate", "mean_e2e_latency_ms"}:
+        return "sglang-bench"
     if source.header >= {"input_lens", "output_lens", "ttfts"}:
         return "vllm-bench"
     if "benchmarks" in source.header:
@@ -186,34 +91,38 @@ def results_format(source: Source) -> Optional[str]:
     return "aiperf-results" if source.header >= {"metadata", "metrics"} else None
 
 
-def read_results(source: Source, benchmark: Optional[int] = None) -> list[RequestResult]:
+def read_results(source: Source, benchmark: Optional[int] = None) -> Results:
     """Return the requests of a result file, counted from the first one that was sent."""
     format = results_format(source)
     if format is None:
         raise BadInput(
-            f"{source.name}: expected a result file of `vllm bench serve --save-detailed`, guidellm or aiperf "
-            "(profile_export.jsonl)"
+            f"{source.name}: expected a result file of `vllm bench serve --save-detailed`, sglang.bench_serving, "
+            "guidellm or aiperf (profile_export.jsonl)"
         )
-    requests = sorted(READERS[format](source, benchmark), key=lambda request: request.arrival)
+    results = READERS[format](source, benchmark)
+    requests = sorted(results.requests, key=lambda request: request.arrival)
     start = requests[0].arrival if requests else 0.0
     # Turns of a conversation may share an id, and a request may have none.
     unique = len({request.id for request in requests} | {""}) > len(requests)
-    return [
+    requests = [
         request._replace(arrival=request.arrival - start, id=request.id if unique else str(k))
         for k, request in enumerate(requests)
     ]
+    return results._replace(requests=requests)
 
 
 def read_columns(source: Source) -> Columns:
     """Read a result file as a trace: the requests that were sent, without those that failed."""
     source.reject_columns()
-    requests = read_results(source)
+    results = read_results(source)
+    requests = results.requests
     return Columns(
         [request.prompt for request in requests],
         [request.output for request in requests],
         [request.arrival for request in requests],
         [request.id for request in requests],
         unusable={k: f"failed: {request.failed}" for k, request in enumerate(requests) if request.failed},
+        notes=list(results.notes),
     )
 
 

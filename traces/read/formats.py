@@ -239,6 +239,7 @@ FORMATS: dict[str, Format] = {
         lambda source: source.header >= {"timestamp", "input_length", "output_length"},
         lambda source: read_columns(source, MOONCAKE_FIELDS),
     ),
+    "sglang-bench": Format("result of sglang.bench_serving (one benchmark)", *_results("sglang-bench")),
     "vllm-bench": Format("result of vllm bench serve --save-detailed", *_results("vllm-bench")),
     "guidellm-results": Format("report of guidellm (one benchmark)", *_results("guidellm-results"), shift=True),
     "aiperf-results": Format("profile_export.jsonl of aiperf", *_results("aiperf-results"), shift=True),

@@ -208,18 +208,21 @@ def csv_table(name: str, text: str, header: Optional[Sequence[str]] = None) -> T
 
 
 def json_rows(name: str, text: str) -> tuple[list[dict[str, Any]], Sequence[int]]:
-    """Return the objects of a JSON Lines text, of one JSON list, or of indented objects, and their row numbers."""
+    """Return the objects of a JSON Lines text, of one JSON list, or of indented objects, and their row numbers.
+
+    NaN and Infinity become text, so a field that needs a number refuses them. Others may hold them.
+    """
     if text.lstrip()[:1] == "[":
-        records = parse_json(name, text)
+        records = parse_json(name, text, constant=str)
         numbers: Sequence[int] = range(1, len(records) + 1)
     elif is_indented(text):
         parts = list(json_parts(text))
         numbers = [number for number, _ in parts]
-        records = [parse_json(name, part, number) for number, part in parts]
+        records = [parse_json(name, part, number, constant=str) for number, part in parts]
     else:
         lines = text.split("\n")
         numbers = [number for number, line in enumerate(lines, 1) if line and not line.isspace()]
-        records = [parse_json(name, lines[number - 1], number) for number in numbers]
+        records = [parse_json(name, lines[number - 1], number, constant=str) for number in numbers]
     for number, record in zip(numbers, records):
         if type(record) is not dict:
             raise BadInput(f"{name}: row {number}: expected a JSON object, got {quote(record)}")

@@ -283,7 +283,7 @@ function showTable({ table, columns, requests }) {
   const head = columns.map(number => coloured(make("th", { textContent: first.names[number] }), number));
   const body = table.map(row => {
     const values = row.cells.map(cell => cell.value).filter(value => value !== null);
-    const best = row.goal === "min" ? Math.min(...values) : Math.max(...values), differ = new Set(values).size > 1;
+    const best = row.goal === "min" ? Math.min(...values) : Math.max(...values), differ = Math.max(...values) - Math.min(...values) > first.indifference * Math.abs(best);
     return make("tr", {}, make("th", { textContent: row.metric }), ...row.cells.map(cell => make("td", {
       textContent: cell.text, className: differ && cell.value === best ? "best" : "", dataset: { metric: row.metric, value: cell.value },
     })));
@@ -352,7 +352,7 @@ function describe(pin) {
 const pinned = () => ({ start: state.start, settings: { ...state.settings } });
 by("pin-baseline").addEventListener("click", () => { state.pins[0] = pinned(); change(); });
 by("pin-variant").addEventListener("click", () => { state.pins.push(pinned()); change(); });
-by("metric").append(...first.metrics.map(name => make("option", { value: name, textContent: name })));
+by("metric").append(...first.metrics.map(name => make("option", { value: name, textContent: name || "what fits the load" })));
 const terms = { // how the text of a field becomes its value
   metric: text => text,
   replications: text => Number.isInteger(Number(text)) ? Number(text) : text,

@@ -49,6 +49,9 @@ AIPERF = """{"metadata": {"x_request_id": "x", "request_start_ns": 1759813207532
 GUIDELLM = """{"benchmarks": [{"requests": {"errored": [], "incomplete": [], "successful": [
 {"request_id": "x", "request_start_time": 1.7e9, "request_latency": 0.5, "time_to_first_token_ms": 80.0,
 "prompt_tokens": 31, "output_tokens": 7}]}}]}""".replace("\n", " ")
+SGLANG_BENCH = """{"backend": "sglang", "dataset_name": "sharegpt", "request_rate": Infinity, "max_concurrency": 1,
+"duration": 1.1, "completed": 2, "mean_e2e_latency_ms": 500.0, "input_lens": [31, 8], "output_lens": [7, 2],
+"ttfts": [0.2, 0.1], "itls": [[0.1, 0.1, 0.1, 0.1, 0.1, 0.05], [0.1]], "errors": ["", ""]}""".replace("\n", " ")
 VLLM_BENCH = """{"input_lens": [8, 31], "output_lens": [2, 7], "ttfts": [0.1, 0.2], "errors": ["", ""],
 "itls": [[0.1], [0.1, 0.1, 0.1, 0.1, 0.1, 0.1]], "start_times": [9.5, 9.0]}""".replace("\n", " ")
 DYNAMO = """{"schema": "dynamo.request.trace.v1", "event_type": "request_end",
@@ -98,6 +101,7 @@ SAMPLES: dict[str, tuple[str, str, list[tuple[Any, int, int]]]] = {
     "mooncake": ("a.jsonl", f'{{"timestamp": 1250, {HASHES.format(600)}}}', [(1.25, 600, 7)]),
     "timed-trace": ("a.jsonl", f'{{"timestamp": 1.25, {HASHES.format(31)}}}', [(1.25, 31, 7)]),
     "guidellm": ("a.jsonl", '{"timestamp": 1.25, "input_length": 31, "output_length": 7}', [(1.25, 31, 7)]),
+    "sglang-bench": ("a.jsonl", SGLANG_BENCH, [*ONE, (pytest.approx(0.75), 8, 2)]),
     "vllm-bench": ("a.json", VLLM_BENCH, [*ONE, (0.5, 8, 2)]),
     "guidellm-results": ("a.json", GUIDELLM, ONE),
     "aiperf-results": ("a.jsonl", AIPERF, ONE),

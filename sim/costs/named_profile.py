@@ -1,0 +1,93 @@
+"""A profile by the names of a model and a device, derived from a measured one when it is used.
+
+    profile: {model: llama-3.1-8b, device: H100, tensor_parallel: 2, precision: fp8}
+
+What is not given is as in the measured profile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Literal, Optional
+
+from pydantic import BeforeValidator, Field
+from servesim.core import BadInput
+from servesim.core.limits import MAX_SECONDS
+from servesim.files.checked import Int, Keys, Number, validate
+
+from .derivation import Setting, derive_profile, setting_of
+from .model_arithmetic import model_of
+from .model_config import read_model
+from .profile import Profile
+from .public_models import find_device, find_model
+
+MEASURED = "h200-llama2-7b"  # the default of `measured`
+NAMES = ("model", "device", "tensor_parallel", "precision")
+MAX_DEGREE = 64
+SHORT_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp8": "float8"}
+
+
+def long_name(precision: Any) -> Any:
+    """Return bf16, fp16 or fp8 by the name that profiles use; other values unchanged."""
+    return SHORT_NAMES.get(precision.lower(), precision) if isinstance(precision, str) else precision
+
+
+Precision = Annotated[Literal["bfloat16", "float16", "float8", "int8", "mxfp4"], BeforeValidator(long_name)]
+
+
+class NamedProfile(Keys):
+    """The keys of a profile by name."""
+
+    model: Optional[str] = Field(None, description="public model (`sim models`), or its config.json or folder")
+    device: Optional[str] = Field(None, description="device (`sim models`), such as H100 or L40S")
+    tensor_parallel: Optional[Int] = Field(None, ge=1, le=MAX_DEGREE, description="devices that share the model")
+    precision: Optional[Precision] = Field(None, description="precision of the weights, such as bf16 or fp8")
+    front_end: Optional[Number] = Field(
+        None, ge=0, le=MAX_SECONDS, description="seconds of a request outside of the steps: HTTP, tokeniser"
+    )
+    measured: str = Field(MEASURED, description="measured profile from which the times are derived")
+
+    @property
+    def title(self) -> str:
+        """The name of the profile in results."""
+        degree = None if self.tensor_parallel in (None, 1) else f"tp{self.tensor_parallel}"
+        model = None if self.model is None else self.model.rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
+        return "-".join(str(part) for part in (self.device, degree, model, self.precision) if part).lower()
+
+    def setting(self, old: Setting, where: str) -> Setting:
+        """Return the model and the devices that are named; what is not given is as before."""
+        model, device = old.model, old.device
+        if self.model is not None:
+            read = read_model(self.model)
+            sizes = None if isinstance(read, str) else model_of({"model": {**(read or {}), "dtype": old.dtype}})
+            model = sizes or find_model(self.model, f"{where}model")
+        if self.device is not None:
+            device = find_device(self.device, f"{where}device")
+        return Setting(model, device, self.precision or old.dtype, self.tensor_parallel or old.degree)
+
+
+def is_named(profile: Any) -> bool:
+    """Whether the key `profile` of a scenario names a model, a device, or how the model runs on it."""
+    return isinstance(profile, Mapping) and any(key in profile for key in NAMES)
+
+
+def merge_profile(old: Any, names: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a profile by name over that of a scenario: what is not named is as in the scenario."""
+    if isinstance(old, str):
+        return {"measured": old, **names}
+    return {**(old if is_named(old) else {}), **names}
+
+
+def derive_named(tree: Mapping[str, Any], measured: Profile, where: str = "profile.") -> Profile:
+    """Return the profile that is named, with the efficiencies of a measured one. `where` begins the name of a key."""
+    try:
+        keys = validate(NamedProfile, tree, "profile")
+    except BadInput as bad:
+        raise BadInput(str(bad).replace("profile: ", where, 1)) from None
+    profile = derive_profile(measured, keys.setting(setting_of(measured), where), keys.title, where)
+    front_end = {} if keys.front_end is None else {"front_end": {"seconds": keys.front_end}}
+    digest = hashlib.sha256(json.dumps([measured.digest, keys.model_dump()]).encode()).hexdigest()[:16]
+    return replace(profile, about={**profile.about, **front_end}, digest=digest)

@@ -1,0 +1,155 @@
+"""A profile: the cost model of one device and model, its source and its error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Optional
+
+from servesim.core import BadInput, StepCost
+
+from .derived import CostWithHost, FirstUseCost, NoisyCost, OverlappedCost, SampledCost, SamplingTerm, host_of
+from .parts import NO_HOST, HostPart
+from .uncertainty import RUN_SPREAD, SESSION_SPREAD, Uncertainty
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A cost model and its description."""
+
+    name: str
+    cost: StepCost
+    about: Mapping[str, Any] = field(default_factory=dict)  # the other keys of profile.yaml
+    path: Optional[Path] = None
+    digest: str = ""  # hash of the folder's content
+
+    def section(self, key: str) -> Mapping[str, Any]:
+        """Return a section of profile.yaml, an empty one if it is missing or null."""
+        return self.about.get(key) or {}
+
+    @property
+    def cold_start(self) -> tuple[float, float]:
+        """Extra seconds of the first prefill and of the first decode, if the scenario does not say how it starts."""
+        cold = self.section("cold_start")
+        return float(cold.get("prefill") or 0.0), float(cold.get("decode") or 0.0)
+
+    def measured_cold_start(self) -> tuple[float, float]:
+        """Return the extra seconds of the first calls of a server that was not warmed up."""
+        cold = self.section("cold") or self.section("cold_start")
+        if not cold:
+            raise BadInput(
+                f"engine.start: profile {self.name} has no seconds of a cold start; give them as engine.cold_start"
+            )
+        return float(cold.get("prefill") or 0.0), float(cold.get("decode") or 0.0)
+
+    @property
+    def front_end(self) -> tuple[float, float]:
+        """Seconds from sending a request to the scheduler, and seconds per request; 0 unless a server was measured."""
+        front_end = self.section("front_end")
+        return float(front_end.get("seconds") or 0.0), float(front_end.get("per_request") or 0.0)
+
+    def cost_of_run(self, noise_seed: Optional[int] = None, warm: bool = False) -> StepCost:
+        """Return the cost model of one run: with noise if there is a seed, and with the extra time of new shapes.
+
+        A server that is warm has prepared all shapes.
+        """
+        cost = self.cost if noise_seed is None else self.with_noise(noise_seed)
+        first = self.about.get("first_use")
+        return cost if warm or not first else FirstUseCost(cost, int(first["tokens"]), float(first["seconds"]))
+
+    @property
+    def sampling(self) -> dict[str, SamplingTerm]:
+        """Seconds to select the next tokens, by name of the variant that was measured."""
+        terms = self.section("sampling").get("terms") or {}
+        return {str(name): SamplingTerm(float(term["step"]), float(term["row"])) for name, term in terms.items()}
+
+    @property
+    def sampling_used(self) -> Optional[str]:
+        """The variant that the measured steps used, or None if the profile does not say it."""
+        used = self.section("sampling").get("used")
+        return None if used is None else str(used)
+
+    def for_run(self, sampling: Optional[str] = None, host: HostPart = NO_HOST) -> Profile:
+        """Return the profile of a run that selects tokens in this way; None is the way of the measured steps.
+
+        A host time that was measured in the run replaces that of the profile.
+        """
+        profile = replace(self, cost=CostWithHost(self.cost, host)) if host != NO_HOST else self
+        return profile._with_sampling(sampling)
+
+    def overlapped(self, saved: HostPart = NO_HOST) -> Profile:
+        """Return the profile of an engine with steps in flight: the host works while the device runs.
+
+        `saved`: by how much such a step is shorter than one of the profile.
+        """
+        if saved == NO_HOST == host_of(self.cost)[0]:
+            return self
+        return replace(self, cost=OverlappedCost(self.cost, saved))
+
+    def _with_sampling(self, variant: Optional[str]) -> Profile:
+        used, terms = self.sampling_used, self.sampling
+        if variant is None or variant == used:
+            return self
+        if variant not in terms or used not in terms:
+            known = f"only of {', '.join(terms)}" if terms else "of none"
+            raise BadInput(
+                f"engine.sampling: profile {self.name} has no time of {variant}, {known}; "
+                "measure it with `sim calibrate probe`"
+            )
+        new, old = terms[variant], terms[used]
+        cost = SampledCost(self.cost, SamplingTerm(new.step - old.step, new.row - old.row))
+        return replace(self, cost=cost, about={**self.about, "sampling": {**self.about["sampling"], "used": variant}})
+
+    @property
+    def error(self) -> Mapping[str, Any]:
+        """Held-out error per kind of step, as fractions of the measured time: mean, and largest or quantiles."""
+        return dict(self.section("error"))
+
+    @property
+    def mean_errors(self) -> dict[str, float]:
+        """Mean held-out error per kind of step, or of the times of whole runs."""
+        means = {str(kind): (error or {}).get("mean") for kind, error in self.error.items()}
+        return {kind: abs(float(mean)) for kind, mean in means.items() if mean is not None}
+
+    def with_noise(self, seed: int) -> StepCost:
+        """Return a cost model with the noise of the measured steps; the seed makes it reproducible."""
+        noise = self.about.get("noise")
+        if not isinstance(noise, Mapping) or not noise:
+            raise BadInput(f"noise: profile {self.name} has no measured noise; measure it with `sim calibrate probe`")
+        return NoisyCost(self.cost, noise, seed)
+
+    @property
+    def uncertainty(self) -> Uncertainty:
+        """The joint uncertainty of the parameters; without one in the profile, only the spread between sessions."""
+        stored = self.section("uncertainty")
+        session = stored.get("session")
+        return Uncertainty(stored.get("draws") or (), SESSION_SPREAD if session is None else float(session))
+
+    def in_same_session(self) -> Profile:
+        """Return the profile for a run of the session that measured it: step times vary less than between sessions."""
+        stored = {**self.section("uncertainty"), "session": min(self.uncertainty.session, RUN_SPREAD)}
+        return replace(self, about={**self.about, "uncertainty": stored})
+
+    def measured_within(self, seconds: float, now: datetime) -> bool:
+        """Return whether the profile was measured no longer ago than this."""
+        try:
+            date = datetime.fromisoformat(str(self.about.get("date")))
+        except ValueError:
+            return False
+        date = date if date.tzinfo is not None else date.replace(tzinfo=timezone.utc)
+        return abs((now - date).total_seconds()) <= seconds
+
+    def representatives(self, count: int) -> list[Profile]:
+        """Return profiles whose cost models represent the uncertainty of this one."""
+        return [replace(self, cost=cost) for cost in self.uncertainty.representatives(self.cost, count)]
+
+    def outside_range(self, largest: Mapping[str, float]) -> list[str]:
+        """Return the values of a run's largest step shape that exceed the measured range."""
+        grid = self.section("grid")
+        return [
+            f"{name} {value:g} (measured {grid[name][0]:g} to {grid[name][1]:g})"
+            for name, value in largest.items()
+            if name in grid and value > grid[name][1]
+        ]

@@ -1,0 +1,179 @@
+"""What limits a run, in one word and in one sentence that names the setting to change.
+
+A run is limited by what its first waiting request lacks (engine/waits.py), if one waits in a twentieth of the time. But
+if a step of twice the size takes twice as long, more slots, tokens or blocks do not help: the device limits the
+run. Without a queue, the device limits it if it is always busy and tokens take much longer than those of one request
+alone. The front end limits a run if it takes more than half of the TTFT.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from servesim.core import Shape
+from servesim.engine.work_totals import KindTotals
+
+from .steady_state import is_saturated
+
+if TYPE_CHECKING:
+    from .simulate import Run
+
+Kind = Literal["slots", "budget", "blocks", "compute", "front end", "none"]
+MIN_WAITING = 0.05  # share of the time with a request that waits; below it, the queue counts as empty
+MIN_BUSY = 0.95  # share of the time in model calls of a device that limits a run without a queue
+SLOW = 1.5  # time per token of a busy device, relative to that of one request alone
+PROPORTIONAL = 0.95  # twice the work takes at least this part of twice the time: larger steps do not help
+FRONT_END = 0.5  # share of the TTFT
+
+
+class Limit(NamedTuple):
+    """What limits a run."""
+
+    kind: Kind
+    text: str
+    saturated: bool  # requests arrive faster than they finish
+
+
+def limit_of(run: Run) -> Limit:
+    """Return what limits a simulated run."""
+    saturated = is_saturated(run.requests, run.measures.times)
+    kind = _kind(run, saturated)
+    text = TEXTS[kind](run)
+    if saturated:
+        text = f"more load than it can serve, requests arrive faster than they finish; {text}"
+    text = text[0].upper() + text[1:]
+    return Limit(kind, text, saturated)
+
+
+def _kind(run: Run, saturated: bool) -> Kind:
+    if front_end_seconds(run) > FRONT_END * mean_ttft(run):
+        return "front end"
+    waiting = waiting_share(run)
+    if waiting >= MIN_WAITING or (saturated and waiting):
+        lacks: tuple[Kind, ...] = ("slots", "budget", "blocks")
+        lack = max(lacks, key=lambda kind: share(run, kind))
+        return lack if larger_steps_help(run, lack == "budget") else "compute"
+    return "compute" if saturated or (busy_share(run) >= MIN_BUSY and slowdown(run) >= SLOW) else "none"
+
+
+def share(run: Run, lack: str) -> float:
+    """Return the share of the time in which the first waiting request lacked something."""
+    return run.server.waits.metrics(run.end)[f"waiting_{lack}"]
+
+
+def waiting_share(run: Run) -> float:
+    """Return the share of the time in which a request lacked something."""
+    return sum(run.server.waits.metrics(run.end).values())
+
+
+def busy_share(run: Run) -> float:
+    """Return the share of the time in model calls."""
+    return run.busy_seconds / run.end if run.end else 0.0
+
+
+def mean_ttft(run: Run) -> float:
+    """Return the mean TTFT of the finished requests in seconds."""
+    return float(run.measures.ttft.mean()) if len(run.measures.ttft) else 0.0
+
+
+def front_end_seconds(run: Run) -> float:
+    """Return the mean seconds until the scheduler sees a request."""
+    done = run.measures.done
+    return sum(request.visible_at - request.sent for request in done) / max(1, len(done))
+
+
+def slowdown(run: Run) -> float:
+    """Return the mean TPOT relative to the decode step of one request of mean length; 1 if there is no TPOT."""
+    measures = run.measures
+    if not len(measures.tpot):
+        return 1.0
+    context = (measures.inputs + measures.outputs // 2) // len(measures.done)
+    alone = run.profile.cost.decode(1, 1, context)
+    return float(measures.tpot.mean()) / alone if alone > 0 else 1.0
+
+
+def larger_steps_help(run: Run, prompts: bool) -> bool:
+    """Whether one step with the work of two takes less time than both: of steps with prompts, or of decodes."""
+    work, budget = KindTotals(), run.server.rules.token_budget(run.server.policy)
+    for kind in ("prefill", "mixed") if prompts else ("decode",):
+        work.add(run.work[kind])
+    if not work.steps:
+        work.add(run.work["mixed"])
+    if not work.steps:
+        return True
+    steps = float(work.steps)
+    if prompts and budget is not None:
+        steps = min(steps, work.tokens / budget)  # as if every step used the whole budget
+    once, twice = (run.profile.cost.seconds(mean_shape(work, steps / factor)) for factor in (1, 2))
+    return twice < PROPORTIONAL * 2 * once
+
+
+def mean_shape(work: KindTotals, steps: float) -> Shape:
+    """Return the shape of a step if the work were divided into this number of equal steps."""
+    prompts, chunk = work.prompts / steps, work.prompt_tokens / max(1, work.prompts)
+    cached, rows = work.prompt_cached / max(1, work.prompts), work.decode_rows / steps
+    tokens, context = prompts * chunk, (work.decode_pairs - work.decode_rows) / steps
+    sizes = (prompts, tokens, tokens, tokens * chunk, tokens * cached, rows, rows, context)
+    return Shape(*map(round, sizes))
+
+
+def setting(run: Run, *names: str) -> str:
+    """Return the fields of the policy that move a limit, with their values."""
+    values = {name: getattr(run.server.policy, name, None) for name in names}
+    return " or ".join(f"policy.{name} ({value})" for name, value in values.items() if value is not None)
+
+
+def percent(part: float) -> str:
+    return f"{100 * part:.0f} %"
+
+
+def waiting_text(run: Run, lack: str, lacked: str, settings: str) -> str:
+    advice = f"; a larger {settings} moves this limit" if settings else ""
+    return f"this run: a request waited for {lacked} in {percent(share(run, lack))} of the time{advice}"
+
+
+def slots_text(run: Run) -> str:
+    return f"slots limit {waiting_text(run, 'slots', 'a slot', setting(run, run.server.rules.slots_field))}"
+
+
+def budget_text(run: Run) -> str:
+    settings = setting(run, *run.server.rules.budget_fields)
+    return f"the budget of a step limits {waiting_text(run, 'budget', 'a place in the step', settings)}"
+
+
+def blocks_text(run: Run) -> str:
+    engine = run.scenario.engine
+    settings = f"engine.num_blocks ({engine.num_blocks})"
+    if engine.device_memory is not None:
+        settings = "engine.gpu_memory_utilization or engine.device_memory"
+    return f"KV blocks limit {waiting_text(run, 'blocks', 'KV blocks', settings)}"
+
+
+def compute_text(run: Run) -> str:
+    why = f"model calls run in {percent(busy_share(run))} of the time, and "
+    if waiting_share(run) >= MIN_WAITING:
+        why += "larger steps would take longer in proportion"
+    else:
+        why += f"a token takes {slowdown(run):.1f} times as long as one of a request alone"
+    return f"the device limits this run: {why}; no setting of the scheduler moves this limit, but more devices do"
+
+
+def front_end_text(run: Run) -> str:
+    parts = f"{1e3 * front_end_seconds(run):.0f} of {1e3 * mean_ttft(run):.0f} ms"
+    return (
+        f"the front end limits this run: {parts} of the mean TTFT pass before the scheduler sees a request; "
+        "engine.front_end has its times"
+    )
+
+
+def none_text(run: Run) -> str:
+    waiting, busy = percent(waiting_share(run)), percent(busy_share(run))
+    return (
+        f"nothing limits this run: requests wait for the scheduler in {waiting} of the time; model calls run in {busy}"
+    )
+
+
+TEXTS = {
+    "slots": slots_text, "budget": budget_text, "blocks": blocks_text, "compute": compute_text,
+    "front end": front_end_text, "none": none_text,
+}  # fmt: skip

@@ -1,0 +1,122 @@
+"""`sim recommend`: from a question to settings, with two sweeps that can be repeated."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from statistics import median
+
+import pytest
+from servesim.config.families import tunings
+from servesim.config.layers import Layer, assemble
+from servesim.config.scenario import scenario_from
+from servesim.core import BadInput
+from servesim.policies import FAMILIES
+from servesim.study import pilot_runs
+from servesim.study import recommend as recommending
+from servesim.study.recommend import DERIVED_ERRORS, slo_of, workload
+
+from ..commands.running import run_sim
+
+PROOF = Path(__file__).parents[2] / "benchmarks" / "results" / "proof.csv"
+QUESTION = ("recommend", "--rate", "5", "--prompt", "200", "--output", "20", "--system-prompt", "100", "-j", "1", "-q")
+NAMES = ("--model", "llama-3.1-8b", "--device", "H100")
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A short workload and four settings."""
+    monkeypatch.setattr(recommending, "REQUESTS", 100)
+    monkeypatch.setattr(pilot_runs, "MIN_REQUESTS", 200)
+    small = tunings()["vllm"]._replace(params={
+        "policy.max_num_seqs": (1, 256), "policy.max_num_batched_tokens": (128, 2048),
+    })  # fmt: skip
+    monkeypatch.setattr(recommending, "tunings", lambda: {"vllm": small})
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_answer_is_a_command_with_figures_and_its_sweeps_can_be_repeated(
+    small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = run_sim(capsys, *QUESTION, *NAMES, "--subject-to", "p99_ttft_ms <= 1000")
+    assert said.code == 0, said.error
+    for text in ("vllm serve llama-3.1-8b", "--max-num-seqs", "P99 TTFT", "Highest load", "What limits it: ",
+                 "Expected error: ", "Next: sim calibrate vllm"):  # fmt: skip
+        assert text in said.out, text
+    assert len(said.out.splitlines()) <= 32  # one screen
+    folder = small / "runs" / "recommend-vllm"
+    assert {path.name for path in folder.iterdir()} >= {"scenario.yaml", "sweep.yaml", "capacity.yaml", "sweep"}
+    again = run_sim(capsys, "sweep", str(folder / "sweep.yaml"), "-o", "again", "-j", "1", "-q", "--no-report")
+    assert again.code == 0, again.error
+    assert (small / "again" / "best.yaml").read_text() == (folder / "sweep" / "best.yaml").read_text()
+
+
+def test_a_combination_that_the_engine_refuses_cannot_be_the_answer(
+    small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = run_sim(capsys, *QUESTION, *NAMES)
+    assert said.code == 0 and "Highest load" not in said.out  # without limits there is none
+    rows = list(csv.DictReader((small / "runs" / "recommend-vllm" / "sweep" / "summary.csv").open()))
+    assert len(rows) == 5 and "does not start" in str(rows)  # budget 128 below 256 sequences
+
+
+def test_limits_that_no_setting_meets_are_said(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = run_sim(capsys, *QUESTION, *NAMES, "--subject-to", "mean_tpot_ms <= 0.001")
+    assert said.code == 1 and said.out.startswith("No tested setting meets mean_tpot_ms <= 0.001 at 5 req/s.")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("recommend",),
+        ("recommend", "--model", "llama-3.1-8b"),
+        ("recommend", *NAMES),
+        ("recommend", *NAMES, "--rate", "5", "--prompt", "100"),
+        ("recommend", *NAMES, "--rate", "5", "--prompt", "100", "--output", "9", "--system-prompt", "100"),
+        ("recommend", *NAMES, "--profile", "h200-llama2-7b", "--rate", "5", "--prompt", "9", "--output", "9"),
+        ("recommend", "--model", "lama", "--device", "H100", "--rate", "5", "--prompt", "9", "--output", "9"),
+    ],
+)
+def test_a_question_that_is_not_complete_is_one_line(
+    options: tuple[str, ...], capsys: pytest.CaptureFixture[str], small: Path
+) -> None:
+    said = run_sim(capsys, *options)
+    assert said.code == 2 and said.error.count("\n") == 1 and "expected" in said.error
+
+
+def test_every_server_with_flags_has_settings_to_try_and_starts_with_its_defaults() -> None:
+    assert set(tunings()) >= {"vllm", "sglang", "mindie", "vllm-ascend"}
+    for server, tuning in tunings().items():
+        tree = assemble([Layer({"preset": tuning.preset, "profile": {"base": 0.01}})])
+        policy = scenario_from(tree).make_policy()
+        for key, values in tuning.params.items():
+            assert hasattr(policy, key.removeprefix("policy.")) and len(values) > 1, (server, key)
+    assert FAMILIES
+
+
+def test_the_workload_has_the_means_of_the_question() -> None:
+    tree = workload(20, 1200, 200, 1000)
+    assert tree["lengths"]["prompt"]["mean"] == 200 and tree["prefixes"] == {"count": 1, "tokens": 1000}
+    assert "prefixes" not in workload(20, 1200, 200)
+    with pytest.raises(BadInput, match="--system-prompt: expected fewer tokens than --prompt"):
+        workload(20, 100, 20, 100)
+
+
+def test_latency_limits_are_the_slo() -> None:
+    assert slo_of(["p99_ttft_ms <= 1000", "mean_tpot_ms <= 50", "request_throughput >= 3"]) == {
+        "ttft": 1000,
+        "tpot": 50,
+    }
+
+
+def test_the_expected_errors_are_those_of_the_proof() -> None:
+    """Medians of the absolute errors of runs of others that derived profiles predict."""
+    errors: dict[str, list[float]] = {}
+    with PROOF.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if row["set"] == "derived profiles: blis-validation":
+                error = abs(float(row["predicted"]) / float(row["measured"]) - 1)
+                errors.setdefault(row["quantity"], []).append(error)
+    for name, quantity in (("e2el", "E2E mean"), ("ttft", "TTFT mean"), ("tpot", "TPOT mean")):
+        assert DERIVED_ERRORS[name] == pytest.approx(median(errors[quantity]), abs=0.001)
