@@ -30,14 +30,14 @@ RESULTS = STUDY | {"report"}
 # What a folder of policies holds beside the policies. It imports `config`, which loads it by name.
 FAMILY_CONFIG = {
     "policies.vllm_flags",
-    *(f"policies.{family}.{name}" for family in FAMILIES for name in ("config_file", "export", "validation")),
+    *(f"policies.{family}.{name}" for family in FAMILIES for name in ("config_file", "export", "tuning", "validation")),
 }
 ALLOWED: dict[str, set[str]] = {
     "core": set(),
     "files": {"core"},
     "engine": {"core"},
     "policies": {"core", "engine"},
-    **dict.fromkeys(FAMILY_CONFIG, BASE | FAMILY_CONFIG | {"policies", "engine", "config"}),
+    **dict.fromkeys(FAMILY_CONFIG, BASE | FAMILY_CONFIG | {"policies", "engine", "costs", "config"}),
     "costs": BASE,
     "traces": BASE,
     "traces.read": BASE | {"traces"},

@@ -8,15 +8,17 @@ alone. The front end limits a run if it takes more than half of the TTFT.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple, Protocol
 
-from servesim.core import Shape
+from servesim.config.scenario import Scenario
+from servesim.core import Request, Shape
+from servesim.costs.device_profile import Profile
+from servesim.engine.server import Server
 from servesim.engine.work_totals import KindTotals
 
+from .metrics import Metrics
 from .steady_state import is_saturated
-
-if TYPE_CHECKING:
-    from .simulate import Run
 
 Kind = Literal["slots", "budget", "blocks", "compute", "front end", "none"]
 MIN_WAITING = 0.05  # share of the time with a request that waits; below it, the queue counts as empty
@@ -24,6 +26,19 @@ MIN_BUSY = 0.95  # share of the time in model calls of a device that limits a ru
 SLOW = 1.5  # time per token of a busy device, relative to that of one request alone
 PROPORTIONAL = 0.95  # twice the work takes at least this part of twice the time: larger steps do not help
 FRONT_END = 0.5  # share of the TTFT
+
+
+class Run(Protocol):
+    """What is used of a simulated run."""
+
+    scenario: Scenario
+    profile: Profile
+    requests: Sequence[Request]
+    measures: Metrics
+    server: Server
+    busy_seconds: float
+    end: float
+    work: Mapping[str, KindTotals]
 
 
 class Limit(NamedTuple):

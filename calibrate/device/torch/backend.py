@@ -241,7 +241,7 @@ class TorchBackend(Backend):
     def _build(self, host_blocks: int, path: Optional[str]) -> None:
         model, device, blocks = self.model, self.device, self.blocks
         operators = self._operators()
-        shape = (model.layers, 2, self.block_size, model.kv_heads, model.hidden // model.heads)
+        shape = (model.layers, 2, self.block_size, model.kv_heads, model.head_size)
         cache = torch.zeros(blocks + 1, *shape, dtype=self.dtype, device=device)  # the last block is for padding
         if path is None:
             weights = random_weights(model, device, self.dtype, self.seed)

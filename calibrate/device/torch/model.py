@@ -31,7 +31,7 @@ class Layer:
 
     before_attention: torch.Tensor  # norm, [hidden]
     qkv: torch.Tensor  # [(heads + 2 kv_heads) head_dim, hidden]
-    output: torch.Tensor  # [hidden, hidden]
+    output: torch.Tensor  # [hidden, heads head_dim]
     before_mlp: torch.Tensor  # norm, [hidden]
     gate_up: torch.Tensor  # [2 intermediate, hidden]
     down: torch.Tensor  # [hidden, intermediate]
@@ -121,7 +121,7 @@ def stored_weights(model: Model, device: torch.device, dtype: torch.dtype, path:
 
 
 def _assemble(model: Model, source: Source) -> Weights:
-    kv = model.kv_heads * (model.hidden // model.heads)
+    queries, kv = model.heads * model.head_size, model.kv_heads * model.head_size
     wide = model.intermediate
     embedding = source("model.embed_tokens.weight", model.vocab, model.hidden)
     layers = []
@@ -130,12 +130,12 @@ def _assemble(model: Model, source: Source) -> Weights:
         def weight(name: str, rows: int, columns: int = 0, prefix: str = f"model.layers.{index}.") -> torch.Tensor:
             return source(prefix + name + ".weight", rows, columns)
 
-        attention = [("q", model.hidden), ("k", kv), ("v", kv)]
+        attention = [("q", queries), ("k", kv), ("v", kv)]
         layers.append(
             Layer(
                 weight("input_layernorm", model.hidden),
                 torch.cat([weight(f"self_attn.{name}_proj", rows, model.hidden) for name, rows in attention]),
-                weight("self_attn.o_proj", model.hidden, model.hidden),
+                weight("self_attn.o_proj", model.hidden, queries),
                 weight("post_attention_layernorm", model.hidden),
                 torch.cat([weight(f"mlp.{name}_proj", wide, model.hidden) for name in ("gate", "up")]),
                 weight("mlp.down_proj", model.hidden, wide),

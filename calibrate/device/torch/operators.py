@@ -36,7 +36,7 @@ class ReferenceOperators:
 
     def __init__(self, model: Model, block_size: int, device: torch.device) -> None:
         self.model, self.block_size = model, block_size
-        self.head_dim = model.hidden // model.heads
+        self.head_dim = model.head_size
         half = torch.arange(0, self.head_dim, 2, device=device, dtype=torch.float64) / self.head_dim
         angles = torch.outer(torch.arange(model.context, device=device, dtype=torch.float64), THETA**-half)
         self.cos, self.sin = angles.cos().float(), angles.sin().float()  # [context, head_dim / 2]
