@@ -34,11 +34,15 @@ from commands import reference
 from contest_table import HEAD as CONTEST_HEAD
 from contest_table import contest_rows
 from proof_table import (
+    EXPECTED_HEAD,
     NOTE_HEAD,
+    OTHERS_HEAD,
     SINGLE_HEAD,
     SUMMARY_HEAD,
     TARGET_HEAD,
+    expected_rows,
     note_rows,
+    others_rows,
     single_rows,
     summary_rows,
     target_rows,
@@ -241,12 +245,19 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "h200": benchmark_table("h200", "`benchmarks/h200_replay.py`"),
     "h200-before": benchmark_table("h200_before", "`benchmarks/h200_replay.py`"),
     "kbk": benchmark_table("kbk", "`benchmarks/kbk_replay.py`"),
+    "proof-expected": lambda: table(EXPECTED_HEAD, expected_rows()),
+    "proof-others": lambda: table(OTHERS_HEAD, others_rows()),
     "proof-summary": lambda: table(SUMMARY_HEAD, summary_rows()),
     "proof-targets": lambda: table(TARGET_HEAD, target_rows()),
     "proof-notes": lambda: table(NOTE_HEAD, note_rows()),
     "proof-runs": lambda: table(SINGLE_HEAD, single_rows()),
     "speed": benchmark_table("speed", "`tools/speed_table.py`"),
 }
+
+
+def table_pages() -> list[Path]:
+    """Return the pages that may have generated tables."""
+    return [*pages(), ROOT / "benchmarks" / "results" / "proof.md"]
 
 
 def fill_tables(text: str) -> str:
@@ -256,7 +267,7 @@ def fill_tables(text: str) -> str:
 
 if __name__ == "__main__":
     (ROOT / "docs" / "commands.md").write_text(reference(), encoding="utf-8")
-    for page in pages():
+    for page in table_pages():
         text = page.read_text(encoding="utf-8")
         if fill_tables(text) != text:
             page.write_text(fill_tables(text), encoding="utf-8")

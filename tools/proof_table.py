@@ -1,12 +1,13 @@
-"""Tables and chart data of docs/proof.md, from benchmarks/results/proof.csv (`python benchmarks/proof.py`)."""
+"""Tables and chart data of docs/proof.md and benchmarks/results/proof.md, from the file of benchmarks/proof.py."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 from run_doc_examples import ROOT
 
@@ -138,6 +139,82 @@ def target_rows() -> list[tuple[str, ...]]:
             # Six digits are stored, so a count that is equal has an error of exactly 0.
             lines.append((of_target[0].set, target.text, percent(value), "met" if value <= target.bound else "missed"))
     return lines
+
+
+class Case(NamedTuple):
+    """A case of a user: which rows show its error."""
+
+    profile: str
+    case: str
+    method: str  # whether the method was fixed before or after errors of these rows were seen
+    sets: tuple[str, ...]  # beginnings of their names
+    reasons: Optional[tuple[str, ...]] = None  # beginnings of the reason of a bad prediction; None: any, (): none
+
+
+CASES = (
+    Case("measured", "other load or lengths", "before", ("SGLang", "silicon curves, dense", "Qwen3-32B")),
+    Case("measured", "other runs of the model, below saturation", "after", ("blis-h100",), ()),
+    Case("measured", "near or above saturation", "after", ("blis-h100",), ("near saturation", "overload")),
+    Case("measured", "several times the load, lengths known as means", "before", ("Seed-OSS", "Llama-70B")),
+    Case("measured", "other token budget or watermark", "after", ("vLLM 0.22", "vLLM 44594")),
+    Case("measured", "mixture of experts", "after", ("silicon curves, mixtures", "gpt-oss")),
+    Case("imported", "times of layers, one or several GPUs", "after", ("layer profile", "ispass26: layer times")),
+    Case("derived", "same generation of GPU, no queue", "after", ("derived profiles",), ()),
+    Case("derived", "other generation of GPU, no queue", "after", ("derived profiles",), ("the efficiencies",)),
+    Case("derived", "requests wait", "after", ("derived profiles",), ("requests wait",)),
+)
+QUANTITIES = {  # column -> names of quantities
+    "E2E": re.compile("e2e|wall", re.IGNORECASE),
+    "TTFT": re.compile("ttft", re.IGNORECASE),
+    "TPOT, throughput": re.compile("tpot|itl|tok/s", re.IGNORECASE),
+}
+EXPECTED_HEAD = ("profile", "case", "runs", *QUANTITIES, "method fixed")
+
+
+def shows(row: Row, case: Case) -> bool:
+    """Whether a row shows the error of a case."""
+    if not row.set.startswith(case.sets):
+        return False
+    return case.reasons is None or (row.reason.startswith(case.reasons) if case.reasons else not row.reason)
+
+
+def spread(rows: Sequence[Row]) -> str:
+    """Return the median error of some rows, and the error that nine of ten stay below."""
+    if not rows:
+        return ""
+    errors = sorted(abs(row.error) for row in rows)
+    high = errors[min(len(errors) - 1, int(0.9 * len(errors)))]
+    return f"{rounded(median_error(rows))} ({rounded(high)})"
+
+
+def rounded(error: float) -> str:
+    """Return an error as a percentage of two digits."""
+    return f"{100 * error:.{0 if error >= 0.0995 else 1}f} %"
+
+
+def expected_rows() -> list[tuple[str, ...]]:
+    """Return what a user can expect, one line per case."""
+    lines, rows = [], rows_of()
+    for case in CASES:
+        of_case = [row for row in rows if shows(row, case)]
+        columns = [[row for row in of_case if words.search(row.quantity)] for words in QUANTITIES.values()]
+        runs = str(len({(row.set, row.run) for row in of_case}))
+        lines.append((case.profile, case.case, runs, *map(spread, columns), case.method))
+    return lines
+
+
+OTHERS_SET = "derived profiles: blis-validation"
+OTHERS_HEAD = ("simulator", "E2E mean", "TTFT mean", "TPOT mean")
+
+
+def others_rows() -> list[tuple[str, ...]]:
+    """Return the median errors of servesim and of other simulators for the same runs, best first."""
+    by_quantity = {quantity: rows for name, quantity, rows in groups(rows_of()) if name == OTHERS_SET}
+    if not by_quantity:
+        return []
+    columns = [rivals_of(by_quantity[quantity]) for quantity in OTHERS_HEAD[1:]]
+    ours = ("servesim", *(percent(median_error(by_quantity[quantity])) for quantity in OTHERS_HEAD[1:]))
+    return [ours, *((name, *(percent(column[name]) for column in columns)) for name in columns[0])]
 
 
 TARGET_HEAD = ("set", "target", "figure", "")
