@@ -35,6 +35,7 @@ class FrontEnd(Stored):
 
     seconds: Optional[Seconds] = None
     per_request: Optional[Seconds] = None  # one after the other
+    per_token: Optional[Seconds] = None  # of the prompt, in addition
 
 
 class FirstUse(Stored):

@@ -14,6 +14,7 @@ from servesim.config.user_code import class_line, user_errors
 from servesim.core import BadInput, ClientRequest, Policy, PolicyError, Request, Shape, StepCost, Stuck
 from servesim.costs.derived import HostCopyCost
 from servesim.costs.device_profile import Profile, load_profile
+from servesim.costs.profile import FRONT_END
 from servesim.engine.clocks import Clock
 from servesim.engine.lock_step import LockStep, requests_by_rank
 from servesim.engine.loop import BUILT_IN, Loop, Observer, build_loop, build_server
@@ -166,12 +167,12 @@ def build_scenario_loop(
     requests: Sequence[Request],
     clock: Clock,
     observers: Sequence[Observer] = (),
-    front_end: tuple[float, float] = (0.0, 0.0),
+    front_end: Sequence[float] = (),
     policy: Optional[Policy] = None,
 ) -> Loop:
     """Return the engine loop of a scenario; `front_end` is that of the profile, `policy` a new policy object."""
     engine = scenario.engine.model_dump()
-    for key, seconds in zip(("seconds", "per_request"), front_end):
+    for key, seconds in zip(FRONT_END, front_end):
         if engine["front_end"][key] is None:
             engine["front_end"][key] = seconds
     policy = scenario.make_policy() if policy is None else policy
