@@ -260,10 +260,11 @@ def run_loop(
         work = server.work.by_kind()
     if scenario.engine.host_cache is not None:
         largest = largest._replace(swapped=0)  # the profile does not give the time of these copies
+    outside = profile.outside_range({**largest._asdict(), "context_per_row": clock.largest_row_context})
     join_answers(requests, answers or {})
     run = Run(
         scenario, profile, requests, measure(scenario, requests, server), server, loop.calls, loop.now - clock.idle_s,
-        loop.now, *clock.padding_counts, profile.outside_range(largest._asdict()), stuck,
+        loop.now, *clock.padding_counts, outside, stuck,
         work=work, ran=ran,
     )  # fmt: skip
     if isinstance(loop, Loop):
