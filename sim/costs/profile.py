@@ -148,11 +148,7 @@ class Profile:
         return [replace(self, cost=cost) for cost in self.uncertainty.representatives(self.cost, count)]
 
     def outside_range(self, largest: Mapping[str, float]) -> list[str]:
-        """Return the values of a run's largest step shape that exceed the measured range.
-
-        A profile of a step log also has a range of `context_per_row`: elsewhere, its times of rows and context can be
-        wrong, if both grew together.
-        """
+        """Return the values of a run's largest step, also context per row, that exceed the measured range."""
         grid = self.section("grid")
         return [
             f"{name} {value:g} (measured {grid[name][0]:g} to {grid[name][1]:g})"
