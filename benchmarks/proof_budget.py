@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
@@ -11,24 +12,34 @@ from typing import Any
 
 import numpy as np
 from proof_rows import Row, table
-from scipy.optimize import least_squares
-from servesim.calibrate.logs.observed_runs import ObservedRun, runs_from
-from servesim.calibrate.logs.residuals import predict
-from servesim.core import StepCost
-from servesim.costs.mapping import cost_from
+from servesim.calibrate.logs.fit import LogFit, fit_logs
+from servesim.calibrate.logs.observed_runs import runs_from
 
 SET = "vLLM 0.22: token budget"
-# Blocks: the source estimates 550,000 tokens on the RTX 5090 and 1.8 million on the A100.
-BLOCKS = {"RTX5090": 34_375, "A100": 112_500}
 FIGURES = {"mean_e2el_ms": "avg_lat", "mean_ttft_ms": "avg_ttft", "mean_tpot_ms": "avg_tpot"}
-# Seconds of a step, a prompt token, a pair of tokens and the root of the pairs: Qwen2.5-3B at 150 TFLOP/s has 6.2 GFLOP
-# per token, and 36 layers x 16 heads x 128 x 4 FLOP per pair. Attention is as efficient as the rest within 30 %.
-START, WIDTHS = np.array([0.006, 4.1e-5, 2e-9, 1e-6]), np.array([1.0, 1.0, 0.3, 1.0])
-CONTEXT = 36_864 / 1.5e12  # bytes of KV per token, and bandwidth
-SPREAD = 0.05  # of a mean over five seeds
+# Data sheets: FLOP/s and bytes/s; bytes for weights and KV, from the source's estimates of KV memory.
+GPUS = {
+    "RTX5090": (209.5e12, 1.79e12, 26.4e9),
+    "A100": (312e12, 2.04e12, 72.5e9),
+    "H100": (989e12, 3.35e12, 72.5e9),
+}
+# Parameters, layers, heads, KV heads, head size, from the models' config.json.
+MODELS = {
+    "Qwen2.5-3B": (3.09e9, 36, 16, 2, 128),
+    "Qwen2.5-0.5B": (0.49e9, 24, 14, 2, 64),
+    "SmolLM3-3B": (3.08e9, 36, 16, 4, 128),
+    "Llama-3.2-3B": (3.21e9, 28, 24, 8, 128),
+}
+COMPUTE, MEMORY, STEP = 0.6, 0.8, 0.0015  # start values: shares of the data sheet, seconds of a step besides reading
+# Parameters with the widths of their priors. Every step reads the weights once, which takes what the data sheet says
+# within 30 %. Attention is as efficient as the rest within 30 %, before and within a chunk.
+FREE = {
+    "decode.rows.1 + prefill.tokens.1": 0.3, "prefill.tokens.16384": 1.0, "prefill.cross + prefill.square": 0.3,
+    "prefill.cross_root": 1.0, "front_end.seconds": 1.0, "front_end.per_token": 1.0,
+}  # fmt: skip
+SPREAD = 0.05  # of the figures: a run has few requests, and the model is not exact
 ASSUMED = "KV memory as the source estimates it; asynchronous scheduling (default)"
-A100 = "the five seeds of budget 16384 differ by 46 % in TTFT; no step costs give their TTFT and TPOT together"
-Cells = dict[tuple[str, float, int], list[ObservedRun]]  # by prompt length, burst rate, budget: one run per seed
+Cell = tuple[str, float, int]  # prompt and output length, burst rate, budget: one run per seed
 
 
 def arrivals(phases: str, seed: int) -> list[float]:
@@ -45,93 +56,91 @@ def arrivals(phases: str, seed: int) -> list[float]:
 
 
 def predict_budget(data: Path) -> list[Row]:
-    """For each GPU, fit the smallest and the largest budget at the lowest load, and predict every other cell."""
+    """For each GPU and model, fit the smallest and the largest budget at the lowest load; predict every other cell."""
     rows = []
     runs = [row for row in table(data / "measured" / "published" / "vllm-0.22-budget.csv") if row["mbt"]]
-    for gpu in dict.fromkeys(row["gpu"] for row in runs):
+    runs = [row for row in runs if row["config"].startswith("mbt_")]
+    for gpu, model in dict.fromkeys((row["gpu"], row["model"]) for row in runs):
         with tempfile.TemporaryDirectory() as folder:
-            of_gpu = [row for row in runs if row["gpu"] == gpu and row["config"].startswith("mbt_")]
-            cells = read_cells(gpu, of_gpu, Path(folder))
-            rows += predict_gpu(gpu, cells)
+            of_server = [row for row in runs if (row["gpu"], row["model"]) == (gpu, model)]
+            fitted = fitted_cells([cell_of(row) for row in of_server])
+            tree = runs_tree(gpu, model, of_server, fitted, Path(folder))
+            fit = fit_logs(runs_from(tree, SET), leave_out=False)
+            rows += rows_of(f"{gpu}, {model.split('/')[-1]}", of_server, fitted, fit)
     return rows
 
 
-def read_cells(gpu: str, rows: Sequence[dict[str, str]], folder: Path) -> Cells:
-    """Return the runs of a GPU; their traces are written to the folder."""
-    scenario = {
-        "policy": {"name": "vllm-v1", "max_num_seqs": 256, "enable_prefix_caching": False},
-        "engine": {"num_blocks": BLOCKS[gpu], "max_model_len": 32_768},
-    }
-    tree = {
-        "scenario": scenario,
-        "cost": {"kind": "linear"},
-        "free": ["base"],
-        "runs": [entry(r, folder) for r in rows],
-    }
-    cells: Cells = defaultdict(list)
-    for row, run in zip(rows, runs_from(tree, SET).runs):
-        burst = float(row["phases"].split(",")[1].split(":")[1])
-        cells[row["prompt"], burst, int(row["mbt"])].append(run)
-    return cells
+def cell_of(row: dict[str, str]) -> Cell:
+    """Return the setting of a run without its seed."""
+    burst = float(row["phases"].split(",")[1].split(":")[1])
+    return f"{row['prompt']} + {row['out']} tokens", burst, int(row["mbt"])
 
 
-def entry(row: dict[str, str], folder: Path) -> dict[str, Any]:
-    """Return one run of the table."""
+def fitted_cells(cells: Sequence[Cell]) -> list[Cell]:
+    """Return the smallest and the largest budget at the lowest load of the most frequent lengths."""
+    common = statistics.mode(cell[0] for cell in cells)
+    lowest = min(cell[1] for cell in cells if cell[0] == common)
+    budgets = [cell[2] for cell in cells if cell[:2] == (common, lowest)]
+    return [(common, lowest, budget) for budget in (min(budgets), max(budgets))]
+
+
+def runs_tree(
+    gpu: str, model: str, rows: Sequence[dict[str, str]], fitted: Sequence[Cell], folder: Path
+) -> dict[str, Any]:
+    """Return the file of runs of a GPU and a model; its traces are written to the folder."""
+    flops, bandwidth, memory = GPUS[gpu]
+    parameters, layers, heads, kv_heads, head = next(sizes for name, sizes in MODELS.items() if name in model)
+    cached = 4 * layers * kv_heads * head  # bytes per token: 16-bit keys and values
+    token, pair = 2 * parameters / (COMPUTE * flops), 4 * layers * heads * head / (COMPUTE * flops)
+    step, read = STEP + 2 * parameters / (MEMORY * bandwidth), cached / (MEMORY * bandwidth)
+    return {
+        "scenario": {
+            "policy": {"name": "vllm-v1", "max_num_seqs": 256, "enable_prefix_caching": False},
+            "engine": {"num_blocks": int((memory - 2 * parameters) / (16 * cached)), "max_model_len": 32_768},
+        },
+        "cost": {
+            "kind": "parts",
+            "prefill": {"tokens": [[1, step], [16_384, step + 16_384 * token]], "cross": pair, "square": pair / 2,
+                        "cross_root": 1e-6},
+            "decode": {"rows": [[1, step]], "live": 1e-5, "context": read},
+            "mixed": {"one_pass": True, "row": 1e-5, "context": read},
+        },
+        "free": FREE,
+        "spread": SPREAD,
+        "runs": [entry(row, cell_of(row) in fitted, folder / f"{k}.csv") for k, row in enumerate(rows)],
+    }  # fmt: skip
+
+
+def entry(row: dict[str, str], fit: bool, path: Path) -> dict[str, Any]:
+    """Return one run of the table, and write its trace."""
     times = arrivals(row["phases"], int(row["seed"]))
     if len(times) != int(row["n"]):
         raise ValueError(f"{row}: expected {row['n']} requests, got {len(times)}")
-    path = folder / f"{len(list(folder.iterdir()))}.csv"
     lines = [f"{time},{row['prompt']},{row['out']}" for time in times]
     path.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *lines]) + "\n", encoding="utf-8")
     reported = {figure: 1e3 * float(row[column]) for figure, column in FIGURES.items()}
     scenario = {"trace": str(path), "policy": {"max_num_batched_tokens": int(row["mbt"])}}
-    return {"name": path.stem, "scenario": scenario, "reported": reported}
+    return {"name": path.stem, "scenario": scenario, "reported": reported, "fit": fit}
 
 
-def cost_of(factors: Any) -> StepCost:
-    """Return the costs for logarithms of factors of the start values."""
-    base, token, pair, root = (START * np.exp(factors)).tolist()
-    prefill = {"tokens": [[n, base + n * token] for n in (512, 16_384)], "cross": pair, "square": pair / 2}
-    return cost_from({
-        "kind": "parts",
-        "prefill": {**prefill, "cross_root": root},
-        "decode": {"rows": [[1, base], [32, base + 32e-5]], "context": CONTEXT},
-        "mixed": {"one_pass": True, "row": 1e-5, "context": CONTEXT},
-    }, SET)  # fmt: skip
-
-
-def figures(runs: Sequence[ObservedRun], cost: StepCost) -> Any:
-    """Return the measured and the predicted figures, as means over seeds."""
-    pairs = [list(run.reported[0].compare(predict(run, cost).metrics).values()) for run in runs]
-    return np.mean(pairs, axis=0).T
-
-
-def predict_gpu(gpu: str, cells: Cells) -> list[Row]:
-    """Fit two cells, and return the rows of the others and the loss by the chosen budget of every load."""
-    common = max({key[0] for key in cells}, key=lambda prompt: sum(key[0] == prompt for key in cells))
-    lowest = min(key[1] for key in cells if key[0] == common)
-    budgets = sorted(key[2] for key in cells if key[:2] == (common, lowest))
-    fitted = [(common, lowest, budget) for budget in (budgets[0], budgets[-1])]
-
-    def residuals(factors: Any) -> Any:
-        cost = cost_of(factors)
-        errors = [np.log(np.divide(*figures(cells[key], cost))) / SPREAD for key in fitted]
-        return np.concatenate([*errors, factors / WIDTHS])
-
-    cost = cost_of(least_squares(residuals, np.zeros(len(START)), diff_step=0.05).x)
-    calibrated = f"budgets {budgets[0]} and {budgets[-1]} at {lowest:g} req/s"
-    rows, by_load = [], defaultdict(dict)
-    for key, runs in cells.items():
-        prompt, burst, budget = key
-        measured, ours = figures(runs, cost)
-        by_load[prompt, burst][budget] = measured[0], ours[0]
-        for figure, *pair in zip(FIGURES, measured, ours) if key not in fitted else ():
-            name = f"{gpu}, {prompt} tokens, {burst:g} req/s, budget {budget}"
-            rows.append(Row(SET, name, figure.removesuffix("_ms").replace("_", " "), *pair, calibrated, {}, ASSUMED,
-                            A100 if gpu == "A100" else ""))  # fmt: skip
-    for (prompt, burst), by_budget in by_load.items():
+def rows_of(server: str, runs: Sequence[dict[str, str]], fitted: Sequence[Cell], fit: LogFit) -> list[Row]:
+    """Return the figures of predicted cells as means over seeds, and the loss by the chosen budget of every load."""
+    by_run = {run.name: list(run.figures.values()) for run in [*fit.fitted, *fit.predicted]}
+    cells: dict[Cell, list[Any]] = defaultdict(list)
+    for k, row in enumerate(runs):
+        cells[cell_of(row)].append(by_run[str(k)])
+    means = {cell: np.mean(pairs, axis=0) for cell, pairs in cells.items()}
+    calibrated = f"budgets {fitted[0][2]} and {fitted[1][2]} at {fitted[0][1]:g} req/s"
+    rows = [
+        Row(SET, f"{server}, {lengths}, {burst:g} req/s, budget {budget}",
+            figure.removesuffix("_ms").replace("_", " "), *pair, calibrated, {}, ASSUMED)
+        for (lengths, burst, budget), pairs in means.items() if (lengths, burst, budget) not in fitted
+        for figure, pair in zip(FIGURES, pairs)
+    ]  # fmt: skip
+    for load in dict.fromkeys(cell[:2] for cell in means):
+        by_budget = {cell[2]: pairs[0] for cell, pairs in means.items() if cell[:2] == load}
         best, chosen = (min(by_budget, key=lambda budget, k=k: by_budget[budget][k]) for k in (0, 1))
         pair = by_budget[best][0], by_budget[chosen][0]
-        rows.append(Row(SET, f"{gpu}, {prompt} tokens, {burst:g} req/s: budget {best} is best, we choose {chosen}",
+        rows.append(Row(SET, f"{server}, {load[0]}, {load[1]:g} req/s: budget {best} is best, we choose {chosen}",
                         "measured latency of the chosen budget", *pair, calibrated, {}, ASSUMED))  # fmt: skip
     return rows

@@ -129,7 +129,7 @@ def key_table(model: Any, prefix: str = "") -> Callable[[], str]:
 
 def to_yaml(value: Any) -> str:
     """Return a default value as YAML in code font."""
-    if hasattr(value, "model_dump") and len(value.model_dump()) > 4:
+    if hasattr(value, "model_dump") and len(value.model_dump()) > 5:
         return "see below"
     if hasattr(value, "model_dump"):
         return ", ".join(f"`{key}: {to_yaml(inner).strip('`')}`" for key, inner in value.model_dump().items())

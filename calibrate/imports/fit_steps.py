@@ -1,20 +1,26 @@
 """Fit the steps of an engine's log, and write its profile.
 
 Some engines prepare a new padded shape at its first use. Such steps are found, left out of the fit, and their time is
-a term of its own.
+a term of its own. Some engines read the cached tokens in multiples of a number of tokens: this step is found too.
+With steps in flight, a late stamp moves time from one step to the next one. There the error is that of successive
+steps together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 from numpy.typing import NDArray
+from servesim.calibrate.probe.curves import knots_for, rising_basis
+from servesim.calibrate.probe.fit import fit_cost
+from servesim.calibrate.probe.fit_errors import summary
 from servesim.calibrate.probe.fitted_profile import profile_from
+from servesim.calibrate.probe.parts_fit import tokens_read
 from servesim.calibrate.probe.predict import predict
-from servesim.calibrate.probe.sample_set import Samples, write_samples
+from servesim.calibrate.probe.sample_set import Samples, grouped, without_outliers, write_samples
 from servesim.core import BadInput, StepCost
 from servesim.core.limits import MAX_NUMBER
 from servesim.costs.device_profile import Profile, write_profile
@@ -27,6 +33,11 @@ NEAREST = 12  # steps with the nearest number of tokens, to which `find_width` c
 MIN_LOST = 0.02  # of the total time: less lost time is not worth a term
 MIN_FIRST = 4  # slow first steps
 MIN_CONTRAST = 3.0  # first steps must be slow this many times as often as other steps: else the times only scatter
+CONTEXT_STEPS = tuple(1024 * 2**k for k in range(8))  # that `find_context_step` tries
+MIN_DECODES, MIN_BUCKET = 40, 5  # decode steps of a log, and of each of two buckets, to find such a step
+STEP_GAIN = 0.7  # the scatter with such a step, as a fraction of that with a time per cached token
+TOGETHER = 0.95  # correlation of rows and context from which their costs cannot be told apart
+STRETCH = 20  # successive steps whose total is predicted
 SCATTERS = 3.0  # a step that is slower than fitted costs by fewer standard deviations is not slow
 
 
@@ -41,13 +52,69 @@ class StepLogFit(NamedTuple):
 def fit_log(steps: Samples, about: Mapping[str, Any], source: str, width: Optional[int] = None) -> StepLogFit:
     """Fit the steps of a log. `width`: tokens per shape that the engine prepares, 0 if none; None finds it."""
     width, slow = first_uses(steps, width)
+    about = {**about, "context_step": find_context_step(steps.select(~slow)) or None}
     profile = profile_from(regular_samples(steps, slow), about, source, about["name"])
     if width:
         slow = slower_than(profile.cost, steps)
         profile = profile_from(regular_samples(steps, slow), about, source, about["name"])
         first_use = {"tokens": width, "seconds": first_use_seconds(steps, width, profile.cost, slow)}
         profile = Profile(profile.name, profile.cost, {**profile.about, "first_use": first_use})
-    return StepLogFit(profile, width, slow)
+    regular = regular_samples(steps, slow)
+    return StepLogFit(with_log_keys(profile, regular), width, slow)
+
+
+def with_log_keys(profile: Profile, steps: Samples) -> Profile:
+    """Return the profile with what only a log tells: which loads it shows, and the errors of successive steps."""
+    decodes = steps.of_kind("decode")
+    rows, context = decodes.column("decode_rows"), decodes.column("context")
+    about = dict(profile.about)
+    decoding = steps.select(steps.column("context") > 0)
+    if len(decoding):
+        per_row = decoding.column("context") / decoding.column("decode_live")
+        about["grid"] = {**about["grid"], "context_per_row": [float(per_row.min()), float(per_row.max())]}
+    if len(decodes) >= MIN_DECODES and rows.std() and context.std():
+        correlation = float(np.corrcoef(rows, context)[0, 1])
+        about["rows_with_context"] = round(correlation, 3) if correlation > TOGETHER else None
+    error = stretch_error(steps, about) if steps.in_flight else None
+    if error is not None:
+        about |= {"error": {f"{STRETCH} successive steps": error}, "error_of_single_steps": about["error"]}
+    return Profile(profile.name, profile.cost, about)
+
+
+def stretch_error(steps: Samples, about: Mapping[str, Any]) -> Optional[dict[str, float]]:
+    """Return the error of the total time of successive steps, each half of the log predicted from the other one."""
+    stretch = np.arange(len(steps)) // STRETCH
+    predicted = np.zeros(len(steps))
+    for half in (0, 1):
+        train = grouped(without_outliers(steps.select(stretch % 2 != half)))
+        if "decode" not in train.kinds or not np.isin(train.kinds, ("prefill", "mixed")).any():
+            return None
+        own = stretch % 2 == half
+        predicted[own] = predict(fit_cost(train, about), steps.table[own])
+    ours, theirs = (np.bincount(stretch, seconds) for seconds in (predicted, steps.seconds))
+    return summary(ours / theirs - 1)
+
+
+def find_context_step(steps: Samples) -> int:
+    """Return the multiple in which the engine reads cached tokens; 0 if decode times do not jump like that."""
+    decodes = steps.of_kind("decode")
+    rows, context = decodes.column("decode_rows"), decodes.column("context")
+    if len(decodes) < MIN_DECODES:
+        return 0
+    scatter = {0: scatter_of(decodes, [*rising_basis(rows, knots_for(rows)).T, context])}
+    for step in CONTEXT_STEPS:
+        padded = tokens_read(context, step)
+        if (np.unique(padded, return_counts=True)[1] >= MIN_BUCKET).sum() > 1:
+            scatter[step] = scatter_of(decodes, [np.ones(len(rows)), rows, padded])
+    best = min(scatter, key=lambda step: scatter[step])
+    return best if scatter[best] < STEP_GAIN * scatter[0] else 0
+
+
+def scatter_of(steps: Samples, columns: Sequence[NDArray[np.float64]]) -> float:
+    """Return the median relative residual of a linear fit to the times of steps."""
+    design = np.column_stack(columns) / steps.seconds[:, None]
+    solution = np.linalg.lstsq(design, np.ones(len(steps)), rcond=None)[0]
+    return float(np.median(np.abs(design @ solution - 1)))
 
 
 def write_log_samples(folder: Path, steps: Samples, slow: NDArray[np.bool_]) -> None:

@@ -12,6 +12,7 @@ The recorder of vLLM (calibrate/adapter/vllm_recorder.py) writes such a log: `ba
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Optional
 
@@ -34,7 +35,14 @@ def read_step_log(path: Path, columns: Optional[Mapping[str, str]] = None, unit:
     timed = timed_steps(steps)
     if not len(timed):
         raise BadInput(f"{path}: expected seconds, or two adjacent steps with start times; no duration is known")
-    return timed
+    return replace(timed, in_flight=are_in_flight(steps))
+
+
+def are_in_flight(steps: Sequence[MeasuredStep]) -> bool:
+    """Whether most steps start before the end of the one before."""
+    pairs = [(one.end, two.start) for one, two in zip(steps, steps[1:]) if follows(one, two)]
+    known = [start < end for end, start in pairs if end is not None and start is not None]
+    return 2 * sum(known) > len(known)
 
 
 def timed_steps(steps: Sequence[MeasuredStep]) -> Samples:

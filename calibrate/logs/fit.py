@@ -18,6 +18,7 @@ from servesim.core import StepCost
 
 from .least_squares import Solution, scan_scales, search_nearby, solve
 from .observed_runs import ObservedRun, Runs
+from .parameters import front_end_key
 from .problem import Problem
 from .residuals import predict, shortened
 
@@ -33,6 +34,8 @@ LAST_ROUNDS = 3  # of the second step
 PARTIAL_ROUNDS, LONG_PARTIAL_ROUNDS = 4, 2  # of a fit that leaves out one run; of long logs
 DRAWS, MAX_SCORE = 24, 2.5  # stored random cost models; standard errors by which their parameters may differ
 SOLE_SOURCE_RATIO = 3.0  # a parameter this much more uncertain without a run is determined by that run alone
+SHOWN = 0.7  # standard error over the width of the prior: above it, the value is that of the prior
+ALIKE, SAME = 0.5, 0.9  # correlations of two parameters: a larger one absorbs the other; only their sum is known
 INTERVAL_ERRORS = 2.6  # standard errors on either side: a 99 % interval
 
 
@@ -63,6 +66,8 @@ class LogFit:
     cost: StepCost
     draws: list[StepCost]  # equally likely cost models, from the joint uncertainty of the parameters
     cold: dict[str, tuple[float, float]]  # by run: cold start of prefill and decode in seconds
+    front_end: dict[str, float]  # by key of `engine.front_end`
+    front_end_findings: list[str]  # whether the data show its times, one line each
     fitted: list[RunError]
     left_out: list[RunError]  # each run predicted by a fit to the others
     predicted: list[RunError]  # runs that the fit did not use
@@ -76,9 +81,9 @@ class LogFit:
 def fit_logs(spec: Runs, progress: Progress = lambda line: None, leave_out: bool = True) -> LogFit:
     """Fit the free parameters to the runs with `fit: true`; return the errors of all runs."""
     training = [run for run in spec.runs if run.fit]
-    problem = Problem(training, spec.cost, spec.free, spec.spread)
+    problem = Problem(training, spec.cost, spec.free, spec.spread, spec.front_end)
     solution = solve_problem(problem, progress)
-    cost, cold = problem.cost(solution.x), problem.cold(solution.x)
+    cost, cold, front_end = problem.cost(solution.x), problem.cold(solution.x), problem.front_end(solution.x)
     errors = problem.error_inflation * solution.errors
     left_out: list[RunError] = []
     if leave_out and len(training) > 1:
@@ -86,8 +91,25 @@ def fit_logs(spec: Runs, progress: Progress = lambda line: None, leave_out: bool
         errors = np.maximum(errors, jackknife(partial_fits, problem.names, solution))
     draws = [problem.cost(values) for values in random_parameters(solution, np.minimum(errors, problem.width()))]
     others = [run for run in spec.runs if not run.fit]
-    fitted, predicted = ([run_error(run, cost, cold) for run in group] for group in (training, others))
-    return LogFit(problem.names, solution.x, errors, cost, draws, cold, fitted, left_out, predicted)
+    fitted, predicted = ([run_error(run, cost, cold, front_end) for run in group] for group in (training, others))
+    found = [
+        front_end_finding(problem, solution, errors, k) for k, name in enumerate(problem.free) if front_end_key(name)
+    ]
+    return LogFit(problem.names, solution.x, errors, cost, draws, cold, front_end, found, fitted, left_out, predicted)
+
+
+def front_end_finding(problem: Problem, solution: Solution, errors: Array, k: int) -> str:
+    """Return whether the data show a time of the front end, or cannot tell it from another parameter."""
+    name, width = problem.names[k], float(problem.width()[k])
+    correlations = solution.covariance[k] / (solution.errors * solution.errors[k])
+    others = [(abs(float(value)), other) for other, value in zip(problem.names, correlations) if other != name]
+    alike, other = max(others, default=(0.0, ""))
+    if float(errors[k]) > SHOWN * width:
+        reason = f"cannot be told from {other}" if alike > ALIKE else "not shown by the data"
+        return f"{name}: {reason}: it is the prior"
+    if alike > SAME:
+        return f"{name}: its sum with {other} is better known than each (correlation {alike:.2f})"
+    return f"{name}: measured, apart from the step times"
 
 
 def random_parameters(solution: Solution, errors: Array) -> Array:
@@ -102,7 +124,7 @@ def solve_problem(problem: Problem, progress: Progress) -> Solution:
     short = [shortened(run, max(SHORT_RUN, SHORT_LOG // (2 * len(problem.runs)))) for run in problem.runs]
     if problem.request_count <= SHORT_LOG or all(map(operator.is_, short, problem.runs)):
         return solve_reweighted(problem, progress)
-    first = Problem(short, problem.start_cost, problem.priors, problem.spread)
+    first = Problem(short, problem.start_cost, problem.priors, problem.spread, problem.start_front_end)
     x = solve_reweighted(first, progress).x
     problem.refine()
     problem.reweigh(x)
@@ -153,7 +175,7 @@ def leave_one_out(problem: Problem, solution: Solution, progress: Progress) -> t
         partial = solve(rest, np.array([values[name] for name in rest.names]), rounds)
         partial_fits.append((rest.names, partial))
         # Other runs do not show the cold start of this run, so it is taken from the full fit.
-        errors.append(run_error(run, rest.cost(partial.x), problem.cold(solution.x)))
+        errors.append(run_error(run, rest.cost(partial.x), problem.cold(solution.x), rest.front_end(partial.x)))
     return partial_fits, errors
 
 
@@ -172,9 +194,11 @@ def jackknife(partial_fits: Sequence[PartialFit], names: Sequence[str], full: So
     return np.asarray(np.sqrt((len(partial_fits) - 1) / len(partial_fits) * squares), float)
 
 
-def run_error(run: ObservedRun, cost: StepCost, cold: Mapping[str, tuple[float, float]]) -> RunError:
+def run_error(
+    run: ObservedRun, cost: StepCost, cold: Mapping[str, tuple[float, float]], front_end: Mapping[str, float]
+) -> RunError:
     """Predict a run and return its error."""
-    predicted = predict(run, cost, cold.get(run.name, (0.0, 0.0)))
+    predicted = predict(run, cost, cold.get(run.name, (0.0, 0.0)), front_end)
     figures = {
         f"{part.name} {name}".strip(): pair
         for part in run.reported

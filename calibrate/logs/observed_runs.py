@@ -8,6 +8,7 @@ generator (vLLM bench, guidellm, aiperf), or performance_serving's log or result
     scenario: {engine: {...}, policy: {...}}
     cost: {kind: linear, ...}             # start values
     free: [prefill, decode_row]           # parameters to fit, or {context: 0.1}: with a prior width of 10 %
+    front_end: {seconds: 0.01}            # start values of the front end; those that are not free stay
     runs:
     - {name: a, scenario: {...}, log: a.csv.gz, cold: true}
     - {name: b, scenario: {...}, total: 788.1, fit: false}
@@ -58,7 +59,7 @@ from servesim.runs.metrics import Metrics
 from servesim.runs.simulate import load_trace
 from servesim.traces.trace import Trace
 
-from .parameters import value_of
+from .parameters import FRONT_END_PRIORS, front_end_key, value_of
 from .timestamps import RequestTimes, read_times
 
 FIGURE = re.compile(r"(mean|median|p\d{1,2}(?:\.\d{1,3})?)_(ttft|tpot|itl|e2el)_ms")
@@ -123,10 +124,10 @@ class Reported:
         return 1e3 * float(np.percentile(values, 50.0 if statistic == "median" else float(statistic[1:])))
 
 
-def relative_spread(name: str) -> float:
-    """Return the relative standard deviation of a figure."""
+def relative_spread(name: str, least: float = 0.0) -> float:
+    """Return the relative standard deviation of a figure; `least`: of a mean."""
     statistic, latency, _ = name.split("_")
-    return SPREADS[latency] * (1.0 if statistic in ("mean", "median") else TAIL_SPREAD)
+    return max(least, SPREADS[latency]) * (1.0 if statistic in ("mean", "median") else TAIL_SPREAD)
 
 
 def reported_parts(value: Sequence[Mapping[str, float]], workload: Any, where: str) -> list[Reported]:
@@ -155,6 +156,14 @@ def parse_cost(value: Any) -> StepCost:
     if not isinstance(value, Mapping):
         raise expected_error("keys and values")
     return cost_from(value, "cost")
+
+
+class FrontEndTimes(Keys):
+    """Start values of the front end."""
+
+    seconds: Maybe[Positive] = None
+    per_request: Maybe[Positive] = None
+    per_token: Maybe[Positive] = None
 
 
 class RunEntry(Keys):
@@ -192,6 +201,7 @@ class RunsFile(Keys):
         BeforeValidator(free_parameters),
         expects("a list of parameters to fit"),
     ]
+    front_end: FrontEndTimes = FrontEndTimes()
     spread: Positive = SPREAD
     runs: Annotated[list[RunEntry], Field(min_length=1), expects("a list of runs")]
 
@@ -199,7 +209,8 @@ class RunsFile(Keys):
     @classmethod
     def _check_parameters(cls, free: dict[str, float], info: ValidationInfo) -> dict[str, float]:
         for name in free if "cost" in info.data else ():
-            value_of(info.data["cost"], name)
+            if not front_end_key(name):
+                value_of(info.data["cost"], name)
         return free
 
     @field_validator("runs")
@@ -246,6 +257,7 @@ class Runs:
     free: dict[str, float]  # parameters to fit, with the relative width of their priors
     spread: float = SPREAD
     about: Mapping[str, Any] = field(default_factory=dict)
+    front_end: Mapping[str, float] = field(default_factory=dict)  # start values, also of times that are not free
 
 
 def read_runs(path: Path) -> Runs:
@@ -261,7 +273,9 @@ def runs_from(tree: Mapping[str, Any], where: str, folder: Path = Path(), name: 
         raise BadInput(f"{where}: {first_error(error)}") from None
     data = folder / file.data
     runs = [read_run(run, file.scenario or {}, data, f"{where}: runs[{k}]") for k, run in enumerate(file.runs)]
-    return Runs(file.name or name, runs, file.cost, file.free, file.spread, file.about or {})
+    front_end = {key: FRONT_END_PRIORS[key] for key in map(front_end_key, file.free) if key}
+    front_end |= file.front_end.model_dump(exclude_none=True)
+    return Runs(file.name or name, runs, file.cost, file.free, file.spread, file.about or {}, front_end)
 
 
 def read_run(run: RunEntry, common: Tree, folder: Path, where: str) -> ObservedRun:

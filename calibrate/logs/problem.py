@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from servesim.core import StepCost
 
 from .observed_runs import ObservedRun
-from .parameters import value_of, with_values
+from .parameters import front_end_key, value_of, with_values
 from .residuals import QueueTimes, Residuals, predict, residuals_of
 
 Array = NDArray[np.float64]
@@ -22,10 +22,19 @@ MISSING = 10.0  # logarithm: the error of a figure that a simulation does not ha
 class Problem:
     """Residuals of the fitted runs as a function of the parameters."""
 
-    def __init__(self, runs: Sequence[ObservedRun], cost: StepCost, free: Mapping[str, float], spread: float) -> None:
+    def __init__(
+        self,
+        runs: Sequence[ObservedRun],
+        cost: StepCost,
+        free: Mapping[str, float],
+        spread: float,
+        front_end: Mapping[str, float],
+    ) -> None:
         self.runs = list(runs)
         self.start_cost = cost
+        self.start_front_end = front_end
         self.free = list(free)
+        self.terms = [name for name in free if not front_end_key(name)]  # of the cost model
         self.priors = free
         self.spread = spread
         self.parts: dict[str, list[Residuals]] = {run.name: residuals_of(run, spread) for run in runs}
@@ -36,7 +45,8 @@ class Problem:
 
     def start(self) -> Array:
         """Return the start values of the parameters."""
-        values = [value_of(self.start_cost, name) for name in self.free]
+        keys = {name: front_end_key(name) for name in self.free}
+        values = [self.start_front_end[key] if key else value_of(self.start_cost, name) for name, key in keys.items()]
         for run in self.runs:
             if run.cold:
                 first = max(1.0, float(run.first.min()) - 0.5) if run.has_request_times else COLD_START_S
@@ -49,7 +59,13 @@ class Problem:
 
     def cost(self, values: Array) -> StepCost:
         """Return the cost model with these parameters."""
-        return with_values(self.start_cost, self.free, values[: len(self.free)].tolist())
+        by_name = dict(zip(self.free, values.tolist()))
+        return with_values(self.start_cost, self.terms, [by_name[name] for name in self.terms])
+
+    def front_end(self, values: Array) -> dict[str, float]:
+        """Return the times of the front end, by key of `engine.front_end`."""
+        fitted = {front_end_key(name): value for name, value in zip(self.free, values.tolist())}
+        return {key: fitted.get(key, start) for key, start in self.start_front_end.items()}
 
     def cold(self, values: Array) -> dict[str, tuple[float, float]]:
         """Return the cold start of every run that has one."""
@@ -121,7 +137,7 @@ class Problem:
     def without(self, left_out: ObservedRun) -> Problem:
         """Return the problem without a run, with the same weights."""
         runs = [run for run in self.runs if run is not left_out]
-        rest = Problem(runs, self.start_cost, self.priors, self.spread)
+        rest = Problem(runs, self.start_cost, self.priors, self.spread, self.start_front_end)
         rest.parts = {run.name: self.parts[run.name] for run in runs}
         return rest
 
@@ -147,7 +163,7 @@ class Problem:
         cold = self.cold(values).get(run.name, (0.0, 0.0))
         key = (run.name, *cold, *(float(value) for value in values[: len(self.free)]))
         if key not in self._cache:  # a cold start of one run does not change the others
-            predicted = predict(run, self.cost(values), cold)
+            predicted = predict(run, self.cost(values), cold, self.front_end(values))
             errors = [part.errors(predicted) for part in self.parts[run.name]]
             self._cache[key] = [np.where(np.isfinite(array), array, MISSING) for array in errors]
         return self._cache[key]

@@ -9,8 +9,9 @@ requests, by load and prompt length.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,11 +51,16 @@ class Prediction:
     metrics: Metrics
 
 
-def predict(run: ObservedRun, cost: StepCost, cold: tuple[float, float] = (0.0, 0.0)) -> Prediction:
-    """Simulate a run."""
+def predict(
+    run: ObservedRun,
+    cost: StepCost,
+    cold: tuple[float, float] = (0.0, 0.0),
+    front_end: Mapping[str, float] = MappingProxyType({}),
+) -> Prediction:
+    """Simulate a run. A front end of its scenario replaces the one given here."""
     engine = run.scenario.engine.model_copy(update={"cold_start": ColdStart(prefill=cold[0], decode=cold[1])})
     scenario = run.scenario.model_copy(update={"engine": engine})
-    done = simulate(scenario, run.trace, profile=Profile("fit", cost))
+    done = simulate(scenario, run.trace, profile=Profile("fit", cost, {"front_end": front_end}))
     start = min(request.arrival for request in run.trace.requests)
     first = np.array([request.first_token for request in done.requests], float)[run.index]
     end = np.array([request.client_end for request in done.requests], float)[run.index]
@@ -205,9 +211,9 @@ class ReportedFigures(Residuals):
     differences = MEAN_DIFFERENCES
     resolution = EXACT_RATIO
 
-    def __init__(self, reported: Sequence[Reported]) -> None:
+    def __init__(self, reported: Sequence[Reported], spread: float) -> None:
         self.reported = reported
-        self.scale = np.array([relative_spread(name) for part in reported for name in part.figures])
+        self.scale = np.array([relative_spread(name, spread) for part in reported for name in part.figures])
 
     def errors(self, predicted: Prediction) -> Array:
         return np.array([
@@ -226,4 +232,4 @@ def residuals_of(run: ObservedRun, spread: float) -> list[Residuals]:
         parts.append(QueueTimes(run) if queued else RequestLatencies(run))
     elif run.makespan is not None:
         parts.append(Total(run.makespan, spread))
-    return parts + ([ReportedFigures(run.reported)] if run.reported else [])
+    return parts + ([ReportedFigures(run.reported, spread)] if run.reported else [])

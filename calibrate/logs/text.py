@@ -11,16 +11,22 @@ from servesim.costs.uncertainty import parameters as numbers_of
 from .fit import LogFit, RunError
 from .observed_runs import Runs
 
+NO_FRONT_END = (
+    "front end: not fitted, its time counts as step time; add front_end.seconds and front_end.per_token to free"
+)
+
 
 def profile_about(fit: LogFit, runs: Runs) -> dict[str, Any]:
     """Return the keys of profile.yaml besides the costs."""
     return {
         "name": runs.name,
         **runs.about,
+        **({"front_end": fit.front_end} if fit.front_end else {}),
         "error": held_out_errors(fit.predicted or fit.left_out) or None,  # runs that no fit has seen count, if any
         "uncertainty": {"session": SESSION_SPREAD, "draws": stored_draws(fit)},
         "fit": {
             "parameters": parameters(fit),
+            **({"front_end": fit.front_end_findings} if fit.front_end_findings else {}),
             "cold_start": {name: {"prefill": cold[0], "decode": cold[1]} for name, cold in fit.cold.items()},
             "fitted": rows(fit.fitted),
             "left_out": rows(fit.left_out),
@@ -77,9 +83,13 @@ def rows(runs: Sequence[RunError]) -> list[dict[str, Any]]:
 
 def format_table(fit: LogFit) -> str:
     """Return the parameters with their intervals, and every run with its error, as text."""
-    lines = [f"{'parameter':<26}{'value':>12}{'error':>11}   interval"]
+    width = max(26, *(len(name) + 2 for name in fit.names))
+    lines = [f"{'parameter':<{width}}{'value':>12}{'error':>11}   interval"]
     for name, row in parameters(fit).items():
-        lines.append(f"{name:<26}{row['value']:>12.4g}{row['error']:>11.1g}   {row['low']:.4g} to {row['high']:.4g}")
+        lines.append(
+            f"{name:<{width}}{row['value']:>12.4g}{row['error']:>11.1g}   {row['low']:.4g} to {row['high']:.4g}"
+        )
+    lines += fit.front_end_findings if fit.front_end else [NO_FRONT_END]
     lines += ["", f"{'run':<36}{'measured':>10}{'predicted':>11}{'makespan':>10}{'ttft':>8}{'e2e':>8}"]
     groups = (("fitted", fit.fitted), ("left out", fit.left_out), ("predicted", fit.predicted))
     for title, runs in groups:

@@ -126,7 +126,8 @@ def fit_cost(groups: Groups, about: Mapping[str, Any]) -> PartsCost:
 def fit_parts(groups: Groups, about: Mapping[str, Any]) -> list[PartFit]:
     """Fit all parts: decodes first, because mixed steps contain them."""
     ratios = model_ratios(about)
-    parts = [fit_decodes(groups.of_kind("decode"), tuple(about.get("row_buckets") or ()), ratios)]
+    rows, context_step = tuple(about.get("row_buckets") or ()), int(about.get("context_step") or 0)
+    parts = [fit_decodes(groups.of_kind("decode"), rows, ratios, context_step)]
     prompts, buckets = groups.of_kind("prefill", "mixed"), tuple(about.get("token_buckets") or ())
     parts.append(fit_prompts(prompts, buckets, ratios, cost_of(parts)))
     if "swap" in groups.kinds:
@@ -143,12 +144,12 @@ def cost_of(parts: Sequence[PartFit], values: Optional[Sequence[Array]] = None) 
     return cost
 
 
-def fit_decodes(groups: Groups, buckets: Sequence[int], ratios: ModelRatios) -> PartFit:
+def fit_decodes(groups: Groups, buckets: Sequence[int], ratios: ModelRatios, context_step: int = 0) -> PartFit:
     """Fit the decode part. Steps that are linear in the context simulate faster: the root needs clear evidence."""
-    model = DecodeModel(groups, buckets, ratios, root=True)
+    model = DecodeModel(groups, buckets, ratios, True, context_step)
     solution = solve(model.problem(groups))
     if not solution.values[-1] > CLEAR * solution.standard_errors()[-1]:
-        model = DecodeModel(groups, buckets, ratios)
+        model = DecodeModel(groups, buckets, ratios, False, context_step)
         solution = solve(model.problem(groups))
     return PartFit(model, solution)
 

@@ -57,6 +57,11 @@ def model_ratios(about: Mapping[str, Any]) -> ModelRatios:
     return ModelRatios(square, sizes.kv_values / sizes.weights, "Llama-2-7B" if model is None else model.name)
 
 
+def tokens_read(context: Array, step: int) -> Array:
+    """Return the cached tokens that steps read, as `DecodePart.tokens_read`."""
+    return np.asarray(np.ceil(context / step) * step if step else context, float)
+
+
 class LinearModel:
     """A part as a curve and further terms. The values of a solution are those of the curve, then the terms.
 
@@ -126,8 +131,10 @@ class DecodeModel(LinearModel):
     part = "decode"
     curve_name = "rows"
 
-    def __init__(self, groups: Groups, buckets: Sequence[int], ratios: ModelRatios, root: bool = False) -> None:
-        self.buckets, self.ratios = buckets, ratios
+    def __init__(
+        self, groups: Groups, buckets: Sequence[int], ratios: ModelRatios, root: bool = False, context_step: int = 0
+    ) -> None:
+        self.buckets, self.ratios, self.context_step = buckets, ratios, context_step
         self.ends_at_last_knot = bool(buckets)  # every point of a padded curve is a bucket
         rows = self.curve_values(groups)
         self.knots = knots_for(rows, buckets)
@@ -142,7 +149,7 @@ class DecodeModel(LinearModel):
         return round_up_to_bucket(groups.column("decode_rows"), self.buckets)
 
     def design(self, groups: Groups) -> Array:
-        context = groups.column("context")
+        context = tokens_read(groups.column("context"), self.context_step)
         columns = {"context": context, "context_root": np.sqrt(context), "live": groups.column("decode_live")}
         return np.column_stack(
             [rising_basis(self.curve_values(groups), self.knots), *(columns[term] for term in self.terms)]
@@ -157,7 +164,9 @@ class DecodeModel(LinearModel):
         missing = {float(bucket) for bucket in self.buckets} - set(self.knots)
         points = sorted([*curve, *((x, interpolate(curve, x)) for x in missing)])
         live, context, root = (self.of_term(values, term) for term in ("live", "context", "context_root"))
-        return replace(cost, decodes=DecodePart(tuple(points), live, context, root, bool(self.buckets)))
+        return replace(
+            cost, decodes=DecodePart(tuple(points), live, context, root, bool(self.buckets), self.context_step)
+        )
 
 
 class PrefillModel(LinearModel):
@@ -193,7 +202,7 @@ class PrefillModel(LinearModel):
             "paged_square": np.where(cross > 0, groups.column("squares"), 0.0),
             "mixed.step": (decoding > 0).astype(float),
             "mixed.row": decoding,
-            "mixed.context": groups.column("context"),
+            "mixed.context": tokens_read(groups.column("context"), self.decodes.context_step),
         }
         return np.column_stack(
             [rising_basis(self.curve_values(groups), self.knots), *(columns[term] for term in self.terms)]

@@ -58,6 +58,7 @@ class Samples(Steps):
     excluded: int = 0  # number of outliers and failed samples, which are not included
     host: Optional[Array] = None  # seconds of the host in each step, in addition to `seconds`
     errors: Optional[Array] = None  # standard error of `seconds`, relative; None: the scatter of repeats tells it
+    in_flight: bool = False  # steps started before the end of the one before: their single times are not exact
 
     @classmethod
     def from_rows(cls, rows: Sequence[MeasuredStep]) -> Samples:

@@ -133,6 +133,8 @@ def import_steps(args: argparse.Namespace) -> int:
     if fit.width:
         seconds = fit.profile.about["first_use"]["seconds"]
         print(f"{fit.slow.sum()} steps prepared new shapes: {seconds:.3g} s per {fit.width} tokens")
+    if fit.profile.about.get("context_step"):
+        print(f"the engine reads cached tokens in multiples of {fit.profile.about['context_step']:,}")
     for kind, error in fit.profile.error.items():
         print(f"held-out error  {kind:<8} {error['mean']:>8.2%}")
     return print_profile(args)

@@ -39,6 +39,9 @@ class FrontEnd(Keys):
     per_request: Optional[Number] = Field(
         None, ge=0, le=MAX_SECONDS, description="seconds per request, one after the other (default: the profile's)"
     )
+    per_token: Optional[Number] = Field(
+        None, ge=0, le=MAX_SECONDS, description="seconds per prompt token, in addition (default: the profile's)"
+    )
 
 
 class ColdStart(Keys):

@@ -84,6 +84,11 @@ class DecodePart(Part):
     context: float = 0.0  # per cached token that is read, for all rows
     context_root: float = 0.0  # per square root of them: short contexts are read less efficiently
     rounded: bool = False  # rows are padded to the next point of the curve
+    context_step: int = 0  # the engine reads cached tokens in multiples of this; 0: as many as there are
+
+    def tokens_read(self, context: int) -> int:
+        """Return the tokens that a step reads for these cached tokens."""
+        return -(-context // self.context_step) * self.context_step if self.context_step else context
 
     def terms(self, rows: int) -> tuple[float, float, float]:
         """Return the fixed seconds, the seconds per live row and the seconds per cached token."""
@@ -173,10 +178,12 @@ class PartsCost(StepCost):
     def decode(self, rows: int, live: int, context: int) -> float:
         fixed, slope = self._line(rows, live)
         root = self.decodes.context_root
+        if self.decodes.context_step:
+            context = self.decodes.tokens_read(context)
         return fixed + slope * context + root * sqrt(context) if root else fixed + slope * context
 
     def linear_in_context(self, rows: int, live: int) -> Optional[tuple[float, float]]:
-        return None if self.decodes.context_root else self._line(rows, live)
+        return None if self.decodes.context_root or self.decodes.context_step else self._line(rows, live)
 
     def _line(self, rows: int, live: int) -> tuple[float, float]:
         terms = self._terms.get(rows)
@@ -191,6 +198,6 @@ class PartsCost(StepCost):
         decode = self.decode(rows, live, shape.context) - self.host.step - self.host.row * live
         prefill = self.prefill.seconds(shape, rows if part.one_pass else 0)
         if part.one_pass:
-            seconds = prefill + part.step + part.row * rows + part.context * shape.context
+            seconds = prefill + part.step + part.row * rows + part.context * self.decodes.tokens_read(shape.context)
             return decode if part.floor and decode > seconds else seconds
         return prefill + decode - part.overlap * min(prefill, decode)

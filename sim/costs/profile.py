@@ -14,6 +14,8 @@ from .derived import CostWithHost, FirstUseCost, NoisyCost, OverlappedCost, Samp
 from .parts import NO_HOST, HostPart
 from .uncertainty import RUN_SPREAD, SESSION_SPREAD, Uncertainty
 
+FRONT_END = ("seconds", "per_request", "per_token")  # times of a front end
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -45,10 +47,10 @@ class Profile:
         return float(cold.get("prefill") or 0.0), float(cold.get("decode") or 0.0)
 
     @property
-    def front_end(self) -> tuple[float, float]:
-        """Seconds from sending a request to the scheduler, and seconds per request; 0 unless a server was measured."""
+    def front_end(self) -> tuple[float, ...]:
+        """Seconds from sending a request to the scheduler, per request and per prompt token; 0 if not measured."""
         front_end = self.section("front_end")
-        return float(front_end.get("seconds") or 0.0), float(front_end.get("per_request") or 0.0)
+        return tuple(float(front_end.get(key) or 0.0) for key in FRONT_END)
 
     def cost_of_run(self, noise_seed: Optional[int] = None, warm: bool = False) -> StepCost:
         """Return the cost model of one run: with noise if there is a seed, and with the extra time of new shapes.
@@ -146,7 +148,7 @@ class Profile:
         return [replace(self, cost=cost) for cost in self.uncertainty.representatives(self.cost, count)]
 
     def outside_range(self, largest: Mapping[str, float]) -> list[str]:
-        """Return the values of a run's largest step shape that exceed the measured range."""
+        """Return the values of a run's largest step, also context per row, that exceed the measured range."""
         grid = self.section("grid")
         return [
             f"{name} {value:g} (measured {grid[name][0]:g} to {grid[name][1]:g})"

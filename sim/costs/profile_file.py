@@ -35,6 +35,7 @@ class FrontEnd(Stored):
 
     seconds: Optional[Seconds] = None
     per_request: Optional[Seconds] = None  # one after the other
+    per_token: Optional[Seconds] = None  # of the prompt, in addition
 
 
 class FirstUse(Stored):
@@ -192,6 +193,8 @@ class ProfileFile(Stored):
     noise: Optional[dict[str, Factors]] = None
     grid: Optional[dict[str, Annotated[list[AtLeast0], Field(min_length=2, max_length=2)]]] = None
     row_buckets: Optional[list[Whole]] = None
+    context_step: Optional[Whole] = None  # the engine reads cached tokens in multiples of this
+    rows_with_context: Optional[StoredNumber] = None  # their correlation in a step log, if it is high
     token_buckets: Optional[list[Whole]] = None
     busy: Optional[StoredNumber] = None
     fit: Optional[Fit] = None

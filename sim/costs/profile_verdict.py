@@ -65,7 +65,15 @@ class Verdict(NamedTuple):
 
 def verdict_on(profile: Profile) -> Verdict:
     """Return the verdict on a profile."""
-    return Verdict([*error_findings(profile), *check_findings(profile), *prompt_findings(profile), *gaps(profile)])
+    return Verdict(
+        [
+            *error_findings(profile),
+            *check_findings(profile),
+            *prompt_findings(profile),
+            *gaps(profile),
+            *together(profile),
+        ]
+    )
 
 
 def error_findings(profile: Profile) -> Iterator[Finding]:
@@ -142,3 +150,14 @@ def gaps(profile: Profile) -> Iterator[Finding]:
                 RANKING, f"{name} measured up to {measured:g} only: the loads with {size:g} show no steady steps",
                 "repeat these loads with more --output-tokens, or simulate only settings with smaller steps",
             )  # fmt: skip
+
+
+def together(profile: Profile) -> Iterator[Finding]:
+    """Yield that rows and context grew together in a step log: the split of their time is not known."""
+    correlation, contexts = profile.about.get("rows_with_context"), profile.section("grid").get("context_per_row")
+    if correlation and contexts:
+        yield Finding(
+            USABLE, f"rows and context grow together in the log (correlation {correlation:.2f}): their times cannot be "
+            f"told apart; it holds for {contexts[0]:.0f} to {contexts[1]:.0f} cached tokens per row",
+            "for other contexts, log a second load with longer or shorter prompts",
+        )  # fmt: skip

@@ -142,6 +142,7 @@ class FastForward(HeldSteps):
         self.padding = padding
         self.padding_rows = 0  # of all decodes
         self.max_context = 0
+        self.max_row_context = 0.0  # mean of the rows of a step
         self._no_max_wait = loop.policy.max_wait is None
         self._costs: dict[int, dict[int, DecodeCost]] = {}  # by padding rows of the plan, then by live rows
         self._extra, self._costs_now = 0, self._costs.setdefault(0, {})  # those of the newest plan
@@ -172,6 +173,8 @@ class FastForward(HeldSteps):
             self.padding_rows += (held.cost.rows - held.live) * (1 + further)
             if held.context > self.max_context:
                 self.max_context = held.context
+            if held.context > self.max_row_context * held.live:
+                self.max_row_context = held.context / held.live
             if not past_finish or held.decision >= held.horizon or inbox.delayed or not cohort.size or hold <= 0:
                 break
             if not self._take_blocks(plan.hold.keep_free):

@@ -1,7 +1,8 @@
 """Requests that have not reached the scheduler. The loop pulls them, so simultaneous arrivals always keep one order.
 
-A front end can delay requests. It adds `seconds` to each request. It passes on one request every `per_request` seconds,
-so the scheduler sees the first request of a burst alone. Requests that follow others do not queue there. A front end in
+A front end can delay requests. It adds `seconds` to each request. It passes on requests one by one, each after
+`per_request` seconds and `per_token` seconds per prompt token (tokenizer), so the scheduler sees the first request of a
+burst alone. Requests that follow others do not queue there. A front end in
 the event loop of the engine is also blocked during a model call: a request that arrives during call n is visible to the
 scheduler after call n + lag - 1. With lag 1, this is the end of call n. If the server is idle, the request is visible
 at once. Until the scheduler sees a request, its `arrival` is the time at which the front end has passed it on.
@@ -24,7 +25,7 @@ class Inbox:
 
     __slots__ = (
         "_coming", "_direct", "_next", "_next_serial", "_released", "delayed", "end_lag", "followers", "lag",
-        "next_arrival", "per_request", "seconds",
+        "next_arrival", "per_request", "per_token", "seconds",
     )  # fmt: skip
 
     def __init__(
@@ -34,10 +35,12 @@ class Inbox:
         seconds: float = 0.0,
         per_request: float = 0.0,
         end_lag: bool = False,
+        per_token: float = 0.0,
     ) -> None:
         self.lag = max(1, lag)  # model calls until the scheduler sees a request; 1 = no lag
         self.seconds = seconds  # minimum time from sending to the scheduler
         self.per_request = per_request  # from one request to the next: it passes them on one by one
+        self.per_token = per_token  # in addition, per prompt token
         self.end_lag = end_lag  # a client sees the end of its stream one model call late
         self.followers: dict[Any, list[Request]] = defaultdict(list)  # by the id of the request that they follow
         all_requests = list(requests)
@@ -47,10 +50,10 @@ class Inbox:
                 self.followers[request.follows].append(request)
         self._coming = [request for request in all_requests if request.follows is None]
         self._coming.sort(key=attrgetter("sent"))  # a stable sort: equal arrival times keep the given order
-        if per_request:
+        if per_request or per_token:
             passed_on = -math.inf
             for request in self._coming:
-                passed_on = request.arrival = max(passed_on, request.sent) + per_request
+                passed_on = request.arrival = max(passed_on, request.sent) + self._work(request)
         self._next = 0
         self._direct = self.lag == 1
         self._next_serial = len(all_requests)
@@ -98,8 +101,11 @@ class Inbox:
         self._update_next_arrival()
 
     def _release(self, request: Request) -> None:
-        request.arrival = request.sent + self.per_request
+        request.arrival = request.sent + self._work(request)
         heappush(self._released, (request.arrival + self.seconds, request.serial, request))
+
+    def _work(self, request: Request) -> float:
+        return self.per_request + self.per_token * request.prompt
 
     def unreleased(self) -> list[Request]:
         """Return the requests whose predecessor has not finished or does not exist."""

@@ -373,6 +373,7 @@ def build_loop(
         front.get("seconds") or 0.0,
         front.get("per_request") or 0.0,
         bool(front.get("end_lag")),
+        front.get("per_token") or 0.0,
     )
     if engine.get("empty_step") is not None:
         server.rules.empty_step = engine["empty_step"]

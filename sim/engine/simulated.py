@@ -36,6 +36,7 @@ class SimulatedClock(Clock):
         self._padding_tokens = 0  # of prefills
         self._padding_rows = 0  # of decodes, without fast-forward
         self._largest = list(Shape())  # the largest number of each field so far
+        self._row_context = 0.0
         self._deterministic = cost.deterministic
         self._max_single_chunk = 0  # tokens
         self._single_chunks: dict[int, tuple[float, int]] = {}  # tokens: seconds, padding tokens; see _seconds
@@ -59,8 +60,15 @@ class SimulatedClock(Clock):
         rows, context = (self.fast_forward.max_rows, self.fast_forward.max_context) if self.fast_forward else (0, 0)
         return Shape(*map(max, self._largest, Shape(decode_rows=rows, decode_live=rows, context=context)))
 
+    @property
+    def largest_row_context(self) -> float:
+        """The largest mean of the cached tokens per decode row of a step."""
+        return max(self._row_context, self.fast_forward.max_row_context if self.fast_forward else 0.0)
+
     def _record(self, shape: Shape) -> None:
         largest = self._largest
+        if shape.context > self._row_context * shape.decode_live:
+            self._row_context = shape.context / shape.decode_live
         for index, number in enumerate(shape):
             if number > largest[index]:
                 largest[index] = number

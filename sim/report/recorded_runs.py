@@ -64,8 +64,9 @@ class StepRange:
     def on_step_start(self, server: Server, step: Step, arrived: Sequence[Request]) -> None:
         if step.runs_model:
             self.calls += 1
-            shape = step_shape(step, self.padding, self.rules)._asdict()
-            self.outside += bool(self.profile.outside_range(shape))
+            shape = step_shape(step, self.padding, self.rules)
+            row_context = shape.context / max(1, shape.decode_live)
+            self.outside += bool(self.profile.outside_range({**shape._asdict(), "context_per_row": row_context}))
 
     def on_step_end(self, server: Server, step: Step, now: float, finished: Sequence[Request]) -> None:
         pass

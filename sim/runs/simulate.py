@@ -14,6 +14,7 @@ from servesim.config.user_code import class_line, user_errors
 from servesim.core import BadInput, ClientRequest, Policy, PolicyError, Request, Shape, StepCost, Stuck
 from servesim.costs.derived import HostCopyCost
 from servesim.costs.device_profile import Profile, load_profile
+from servesim.costs.profile import FRONT_END
 from servesim.engine.clocks import Clock
 from servesim.engine.lock_step import LockStep, requests_by_rank
 from servesim.engine.loop import BUILT_IN, Loop, Observer, build_loop, build_server
@@ -166,12 +167,12 @@ def build_scenario_loop(
     requests: Sequence[Request],
     clock: Clock,
     observers: Sequence[Observer] = (),
-    front_end: tuple[float, float] = (0.0, 0.0),
+    front_end: Sequence[float] = (),
     policy: Optional[Policy] = None,
 ) -> Loop:
     """Return the engine loop of a scenario; `front_end` is that of the profile, `policy` a new policy object."""
     engine = scenario.engine.model_dump()
-    for key, seconds in zip(("seconds", "per_request"), front_end):
+    for key, seconds in zip(FRONT_END, front_end):
         if engine["front_end"][key] is None:
             engine["front_end"][key] = seconds
     policy = scenario.make_policy() if policy is None else policy
@@ -259,10 +260,11 @@ def run_loop(
         work = server.work.by_kind()
     if scenario.engine.host_cache is not None:
         largest = largest._replace(swapped=0)  # the profile does not give the time of these copies
+    outside = profile.outside_range({**largest._asdict(), "context_per_row": clock.largest_row_context})
     join_answers(requests, answers or {})
     run = Run(
         scenario, profile, requests, measure(scenario, requests, server), server, loop.calls, loop.now - clock.idle_s,
-        loop.now, *clock.padding_counts, profile.outside_range(largest._asdict()), stuck,
+        loop.now, *clock.padding_counts, outside, stuck,
         work=work, ran=ran,
     )  # fmt: skip
     if isinstance(loop, Loop):

@@ -25,7 +25,7 @@ def predict_runs() -> dict[str, tuple[ObservedRun, RunError]]:
     profile = load_profile(NAME)
     cold = {run: (c["prefill"], c["decode"]) for run, c in profile.about["fit"]["cold_start"].items()}
     runs = read_runs(RUNS).runs
-    return {run.name: (run, run_error(run, profile.cost, cold)) for run in runs}
+    return {run.name: (run, run_error(run, profile.cost, cold, {})) for run in runs}
 
 
 def test_at_most_half_of_the_reported_runs_are_fitted() -> None:
