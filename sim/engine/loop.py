@@ -189,7 +189,9 @@ class Loop:
         inbox, timeout = self.inbox, self.inbox.timeout
         assert timeout is not None
         while gone := inbox.pop_timed_out(now):
-            self._abort([Rejection(request, f"the client gave up after {timeout:g} s", "lost") for request in gone], now)
+            self._abort(
+                [Rejection(request, f"the client gave up after {timeout:g} s", "lost") for request in gone], now
+            )
             for request in gone:
                 self._report_to_client(request, request.sent + timeout)
             if inbox.next_arrival <= now:  # the next requests of these clients
@@ -315,7 +317,10 @@ class Loop:
         step = start_step(self.server, Plan(reject=rejections, state=self.server.view.state), now)
         for observer in self.observers:
             observer.on_step_start(self.server, step, [])
-        self._notify_no_call(step, now)
+        if self.server.flight is None:
+            self._notify_no_call(step, now)
+        else:
+            self._polled.append(step)
 
     @property
     def has_pending_followers(self) -> bool:
