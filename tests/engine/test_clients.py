@@ -36,7 +36,7 @@ def closed_loop(users: int, rounds: int) -> list[Request]:
 
 def true_ttft(outputs: list[int], users: int, delay: float) -> list[float]:
     """Return the TTFT of a closed loop on a synchronous engine with steps of 10 ms, computed step by step."""
-    sent = {k: 0.0 for k in range(users)}
+    sent = dict.fromkeys(range(users), 0.0)
     left: dict[int, int] = {}
     ttft, now = {}, 0.0
     while sent or left:
