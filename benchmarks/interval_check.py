@@ -105,7 +105,7 @@ def check_engine(seed: int, draws: int = DEFAULT_DRAWS) -> tuple[list[bool], lis
     case = fit_engine(seed)
     profile = Profile("fitted", case.fitted.cost, {"uncertainty": {"draws": case.fitted.draws}})
     trace = load_trace(case.scenario)
-    predicted = simulate(case.scenario, trace, profile=profile).result()
+    predicted = simulate(case.scenario, trace, profile=profile)
     limits = intervals_of(predicted, simulate_draws(case.scenario, profile, draws, trace), profile)["metrics"]
     sessions = []
     for factor in (1.0, math.exp(case.rng.gauss(0.0, SESSION_SPREAD))):

@@ -31,10 +31,12 @@ class DecisionLog:
         self._started.append(snapshot(server, step, arrived))
 
     def _take(self, step: Step) -> StepSnapshot:
-        """Return the start of a step that has ended. Steps end in the order in which they start."""
-        while self._started[0].step is not step:
-            self._started.pop(0)  # it had no model call and moved nothing
-        return self._started.pop(0)
+        """Return the start of a step that has ended: the oldest one of its rank that ran or moved requests."""
+        index = next(k for k, started in enumerate(self._started) if started.step is step)
+        taken = self._started.pop(index)
+        older = self._started[:index]  # those of other ranks have not ended
+        self._started[:index] = [started for started in older if started.step.runs_model or started.step.has_moves]
+        return taken
 
     def on_step_end(self, server: Server, step: Step, now: float, finished: list[Request]) -> None:
         line = row(self.steps, self._take(step), now, free_blocks(server), finished)
