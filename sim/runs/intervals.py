@@ -69,7 +69,7 @@ def intervals_of(
     complete, result, metrics = [draw for draw in draws if not draw.get("stuck")], run.result(), {}
     uncertainty, outside = profile.uncertainty, RANGE_SPREAD * run.distance_outside
     overlap = OVERLAP_SPREAD if run.server.overlaps and "backend" in profile.about else 0.0  # measured one by one
-    spread = math.hypot(uncertainty.session, outside, overlap)
+    spread = math.hypot(uncertainty.session, profile.misfit, outside, overlap)
     wider = spread / uncertainty.session if uncertainty.session else 1.0
     load = load_of(run, profile, spread)
     for name in metrics_in("intervals"):
@@ -86,6 +86,7 @@ def intervals_of(
         "fit": bool(uncertainty.draws),
         "session": uncertainty.session,
         "noise": bool(profile.about.get("noise")),
+        "misfit": profile.misfit,
         "outside": outside,
         "overlap": overlap,
         "load": None if load is None else load._asdict(),
@@ -119,7 +120,11 @@ def describe_intervals(intervals: Mapping[str, Any], profile: str) -> list[str]:
     """Return what the intervals include, in one or two lines."""
     session = f"the spread between sessions ({100 * intervals['session']:.2g} %)"
     parts = [*(["the fit"] if intervals["fit"] else []), session, *(["noise of steps"] if intervals["noise"] else [])]
-    texts = {"outside": "steps outside the measured range", "overlap": "the overlap of steps in flight"}
+    texts = {
+        "misfit": "its bias on held-out steps",
+        "outside": "steps outside the measured range",
+        "overlap": "the overlap of steps in flight",
+    }
     parts += [f"{text} ({100 * intervals[key]:.2g} %)" for key, text in texts.items() if intervals.get(key)]
     lines = [f"intervals: {intervals['draws']} draws of the cost model; calibration uncertainty: {', '.join(parts)}"]
     if intervals.get("load"):

@@ -216,6 +216,19 @@ def test_intervals_widen_with_the_distance_from_the_measured_range(measured: int
     assert math.log((1 + high) / (1 + low)) == pytest.approx(2 * 1.96 * spread, rel=0.05)
 
 
+def test_intervals_include_the_bias_of_the_fit_on_held_out_steps() -> None:
+    ranges = {
+        "rows 1 to 8": {"mean": 0.05, "bias": 0.04, "points": 30},
+        "rows 9 to 64": {"mean": 0.05, "bias": -0.04, "points": 10},
+    }
+    profile = profile_of(error_by_range={"decode": ranges})
+    assert profile.misfit == pytest.approx(0.04) and profile_of().misfit == 0.0
+    lengths = {"kind": "fixed", "prompt": 16, "output": 50}
+    workload = {"requests": 32, "arrivals": {"kind": "burst"}, "lengths": lengths}
+    low, high = limits(scenario_from({"workload": workload}), profile, "mean_tpot_ms")
+    assert math.log((1 + high) / (1 + low)) == pytest.approx(2 * 1.96 * math.hypot(SESSION_SPREAD, 0.04), rel=0.05)
+
+
 def test_intervals_with_steps_in_flight_include_the_error_of_the_overlap() -> None:
     widths = {}
     for asynchronous in (False, True):
