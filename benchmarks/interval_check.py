@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from replay_table import compare_run, fit_profile, is_compared_run, read_archives, session_host
+from servesim.calibrate.probe.fit_errors import held_out_errors, measured_range
 from servesim.calibrate.probe.host_overhead import measured_host
 from servesim.calibrate.replay.replay import as_backend_scenario
 from servesim.calibrate.replay.resimulate import replay_intervals
@@ -37,7 +38,7 @@ from servesim.runs.intervals import intervals_of, simulate_draws
 from servesim.runs.run_folder import RunData, read_run
 from servesim.runs.simulate import load_trace, simulate
 from servesim.traces.trace import Trace
-from synthetic_engines import fit_engine
+from synthetic_engines import ROW_BUCKETS, TOKEN_BUCKETS, fit_engine
 
 METRICS = ("makespan", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
 ENOUGH = 0.9  # fraction of measured values inside
@@ -103,14 +104,19 @@ def read_sessions(folder: Path, profile: Optional[str], draws: int) -> Iterator[
 def check_engine(seed: int, draws: int = DEFAULT_DRAWS) -> tuple[list[bool], list[bool]]:
     """Return which metrics of a synthetic engine are inside: in the session of its samples, and in another one."""
     case = fit_engine(seed)
-    profile = Profile("fitted", case.fitted.cost, {"uncertainty": {"draws": case.fitted.draws}})
+    about = {"row_buckets": ROW_BUCKETS, "token_buckets": TOKEN_BUCKETS} if case.engine.padded else {}
+    errors = held_out_errors(case.fitted.kept, about).by_range()
+    found = {"uncertainty": {"draws": case.fitted.draws}, "error_by_range": errors}
+    profile = Profile("fitted", case.fitted.cost, found | {"grid": measured_range(case.fitted.kept)})
     trace = load_trace(case.scenario)
-    predicted = simulate(case.scenario, trace, profile=profile).result()
+    predicted = simulate(case.scenario, trace, profile=profile)
     limits = intervals_of(predicted, simulate_draws(case.scenario, profile, draws, trace), profile)["metrics"]
     sessions = []
     for factor in (1.0, math.exp(case.rng.gauss(0.0, SESSION_SPREAD))):
         true = simulate(case.scenario, trace, profile=Profile("true", ScaledCost(case.engine, factor))).result()
-        sessions.append([limits[metric][0] <= true[metric] <= limits[metric][1] for metric in METRICS])
+        sessions.append(
+            [metric in limits and limits[metric][0] <= true[metric] <= limits[metric][1] for metric in METRICS]
+        )
     return sessions[0], sessions[1]
 
 

@@ -31,7 +31,7 @@ ASSUMED = ("asynchronous scheduling and prefix caching on (defaults of 0.15); di
 SATURATED = (
     "near saturation: up to 128 requests run, the fitted run has 50; steps that are a little too long make a queue"
 )
-OVERLOAD = ("overload: after 300 s the client gives up and vLLM drops the request; simulated requests run on. "
+OVERLOAD = ("overload: nearly all requests wait until their clients give up (300 s). "
             "Host offload of KV was on and is not simulated")  # fmt: skip
 
 

@@ -104,7 +104,7 @@ def run(
             return run_scenario(checked_scenario, requests, decisions)
         requests = load_requests(checked_scenario) if requests is None else requests
         results = simulate_draws(repeated, load_profile(repeated.profile), draws, requests)
-        return run_scenario(checked_scenario, requests, decisions, results)
+        return run_scenario(checked_scenario, requests, decisions, results, repeated)
 
 
 def sweep(

@@ -135,7 +135,9 @@ class LiveDriver:
                 self.backend.collect()
 
     def on_step_start(self, server: Server, step: Step, arrived: list[Request]) -> None:
-        """Drop the tokens in flight of preempted requests, in an engine that computes them again."""
+        """Drop the tokens of rejected requests, and those in flight of preempted ones that are computed again."""
+        if step.has_moves:
+            self.history.drop([rejection.request for rejection in step.plan.moves.reject])
         if step.preempted and server.rules.drops_tokens_in_flight:
             self.history.drop_in_flight([request for request, _, _ in step.preempted])
 

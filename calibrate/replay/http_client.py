@@ -107,7 +107,7 @@ def replay_against(
         trace = Trace(list(requests), "replay", "synth")
         run = simulate(scenario, trace, profile=profile)
         if draws:
-            run.intervals = intervals_of(run.result(), simulate_draws(scenario, profile, draws, trace), profile)
+            run.intervals = intervals_of(run, simulate_draws(scenario, profile, draws, trace), profile)
         replayed.run = run
         replayed.simulated = replace(run_data(replayed.run), name=name)
         replayed.comparison = compare(replayed.simulated, replayed.measured)

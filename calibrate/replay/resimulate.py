@@ -107,7 +107,7 @@ def replay_intervals(
         return run_loop(loop, clock, scenario, profile, copies)
 
     trace = Trace(list(requests), "replay", "synth")
-    return intervals_of(run.result(), simulate_draws(run.scenario, profile, draws, trace, simulate_draw), profile)
+    return intervals_of(run, simulate_draws(run.scenario, profile, draws, trace, simulate_draw), profile)
 
 
 def compare_runs(

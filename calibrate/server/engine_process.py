@@ -34,7 +34,7 @@ class EngineLoop(LiveDriver):
 
     def __init__(self, backend: Backend, args: Mapping[str, Any], connection: socket.socket) -> None:
         self.prompts: dict[Request, list[int]] = {}
-        engine = {**args["engine"], "reject_oversized": "always"}
+        engine = {**args["engine"], "reject_oversized": "always", "client_timeout": None}  # real clients
         super().__init__(args["policy"], engine, (), backend, self.prompts.pop, make_clock(args.get("pace")))
         self.open: dict[Any, Request] = {}  # by id, until the client knows the outcome
         self.aborted: dict[Any, str] = {}  # ids to abort, with the reason

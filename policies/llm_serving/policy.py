@@ -166,6 +166,7 @@ class LLMServing(Policy):
         )
         rules.running_order = "slot"
         rules.reserved_blocks = 1  # block 0
+        rules.aborts_lost = False
         rules.slots_field, rules.budget_fields = "decode_batch", ("prefill_batch",)
         rules.rejects_oversized = False  # the real server livelocks on a request that never fits
         return rules

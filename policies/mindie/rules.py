@@ -22,6 +22,7 @@ class MindIERules(EngineRules):
         self.rejects_oversized = False  # the scheduler dies of such a request
         self.rejects_full_prompts = True
         self.max_prompt = max_prompt
+        self.aborts_lost = False
         self.slots_field, self.budget_fields = "max_batch_size", ("max_prefill_tokens", "max_prefill_batch_size")
         self.empty_step = 0.001
         self.polls = True

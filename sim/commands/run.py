@@ -122,4 +122,4 @@ def add_intervals_of(run: Run, tree: dict[str, Any], args: argparse.Namespace, s
         if "error" in record:
             raise BadInput(f"--intervals: {record['error']}")
     draws = [{**record["metrics"], "stuck": record["stuck"]} for record in sorted(records, key=itemgetter("draw"))]
-    run.intervals = intervals_of(run.result(), draws, run.profile)
+    run.intervals = intervals_of(run, draws, run.profile)

@@ -19,6 +19,7 @@ MEMORY_KEYS = {"num_blocks", "device_memory", "gpu_memory_utilization", "model",
 DESCRIBES = {  # keys that describe a server or its clients, but set nothing
     "front_end": "the delay of the front end is a property of the server",
     "empty_step": "a property of the server",
+    "client_delay": "a property of the clients",
     "client_timeout": "a setting of the clients",
     "start": "warm up the server yourself",
     "cold_start": "a property of the device",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -146,6 +147,19 @@ class Profile:
     def representatives(self, count: int) -> list[Profile]:
         """Return profiles whose cost models represent the uncertainty of this one."""
         return [replace(self, cost=cost) for cost in self.uncertainty.representatives(self.cost, count)]
+
+    @property
+    def misfit(self) -> float:
+        """Systematic error of the cost model: root mean square of the held-out biases of its ranges, by points."""
+        ranges = [stored for kind in self.section("error_by_range").values() for stored in kind.values()]
+        points = sum(stored["points"] for stored in ranges)
+        return math.sqrt(sum(stored["points"] * stored["bias"] ** 2 for stored in ranges) / points) if points else 0.0
+
+    def distance_outside(self, largest: Mapping[str, float]) -> float:
+        """Return the logarithm of the largest ratio of a value to the end of its measured range; 0: all are inside."""
+        grid = self.section("grid")
+        ratios = [value / grid[name][1] for name, value in largest.items() if name in grid and grid[name][1] > 0]
+        return math.log(max(1.0, *ratios)) if ratios else 0.0
 
     def outside_range(self, largest: Mapping[str, float]) -> list[str]:
         """Return the values of a run's largest step, also context per row, that exceed the measured range."""

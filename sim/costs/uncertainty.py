@@ -23,6 +23,11 @@ from .terms import terms_of, with_terms
 SESSION_SPREAD = 0.02  # standard deviation of all step times between sessions, from four sessions on an H200
 RUN_SPREAD = 0.0135  # between runs of the session that measured the profile: two sessions on an H200 had 0.8 and 1.7 %
 
+OVERLAP_SPREAD = 0.02  # of step times with steps in flight, from synchronous ones: two workloads on an H200
+# Of step times outside the measured range, per factor e of the distance: five fits that were used at 2.4 to 4 times the
+# running requests had step times that were wrong by 2 to 32 %.
+RANGE_SPREAD = 0.15
+
 
 @dataclass(frozen=True)
 class Uncertainty:

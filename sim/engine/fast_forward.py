@@ -143,7 +143,7 @@ class FastForward(HeldSteps):
         self.padding_rows = 0  # of all decodes
         self.max_context = 0
         self.max_row_context = 0.0  # mean of the rows of a step
-        self._no_max_wait = loop.policy.max_wait is None
+        self._only_arrivals = loop.policy.max_wait is None and loop.inbox.timeout is None
         self._costs: dict[int, dict[int, DecodeCost]] = {}  # by padding rows of the plan, then by live rows
         self._extra, self._costs_now = 0, self._costs.setdefault(0, {})  # those of the newest plan
         self.server = server = loop.server
@@ -322,7 +322,7 @@ class FastForward(HeldSteps):
         steps, until = hold.steps + 1, hold.until
         if inbox.delayed or inbox.followers:
             steps = self._steps_until_visible(steps)
-        horizon = inbox.next_arrival if self._no_max_wait and until is None else self._horizon(until)
+        horizon = inbox.next_arrival if self._only_arrivals and until is None else self._horizon(until)
         return steps, horizon, hold.past_finish and until is None and not inbox.followers
 
     def _learn(self, now: float) -> bool:
@@ -359,9 +359,11 @@ class FastForward(HeldSteps):
         return min(limit, delayed[0][0] - self.loop.calls) if delayed else limit
 
     def _horizon(self, until: Optional[float]) -> float:
-        """Return the time of the next arrival, wake-up or promotion."""
-        promotion = None if self._no_max_wait else self.server.next_promotion()
+        """Return the time of the next arrival, time-out, wake-up or promotion."""
+        promotion = None if self._only_arrivals else self.server.next_promotion()
         horizon = self.loop.inbox.next_arrival
+        if not self._only_arrivals:
+            horizon = min(horizon, self.loop.inbox.next_timeout())
         if until is not None and until < horizon:
             horizon = until
         return horizon if promotion is None else min(horizon, promotion)

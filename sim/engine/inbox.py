@@ -6,6 +6,9 @@ burst alone. Requests that follow others do not queue there. A front end in
 the event loop of the engine is also blocked during a model call: a request that arrives during call n is visible to the
 scheduler after call n + lag - 1. With lag 1, this is the end of call n. If the server is idle, the request is visible
 at once. Until the scheduler sees a request, its `arrival` is the time at which the front end has passed it on.
+
+The client of a request that follows another one needs `client_delay` seconds after the answer. It gives up `timeout`
+seconds after it has sent a request, if the engine aborts such a request.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 from heapq import heappop, heappush
 from operator import attrgetter
-from typing import Any
+from typing import Any, Optional
 
 from servesim.core import Request
 
@@ -24,8 +27,8 @@ class Inbox:
     """Requests on their way to a server."""
 
     __slots__ = (
-        "_coming", "_direct", "_next", "_next_serial", "_released", "delayed", "end_lag", "followers", "lag",
-        "next_arrival", "per_request", "per_token", "seconds",
+        "_coming", "_direct", "_next", "_next_serial", "_open", "_released", "client_delay", "delayed", "end_lag",
+        "followers", "lag", "next_arrival", "per_request", "per_token", "seconds", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -36,12 +39,17 @@ class Inbox:
         per_request: float = 0.0,
         end_lag: bool = False,
         per_token: float = 0.0,
+        client_delay: float = 0.0,
+        timeout: Optional[float] = None,
     ) -> None:
         self.lag = max(1, lag)  # model calls until the scheduler sees a request; 1 = no lag
         self.seconds = seconds  # minimum time from sending to the scheduler
         self.per_request = per_request  # from one request to the next: it passes them on one by one
         self.per_token = per_token  # in addition, per prompt token
         self.end_lag = end_lag  # a client sees the end of its stream one model call late
+        self.client_delay = client_delay  # minimum time from the end of an answer to the next request
+        self.timeout = timeout
+        self._open: list[tuple[float, int, Request]] = []  # heap of submitted requests by their time-out
         self.followers: dict[Any, list[Request]] = defaultdict(list)  # by the id of the request that they follow
         all_requests = list(requests)
         for serial, request in enumerate(all_requests):
@@ -96,7 +104,7 @@ class Inbox:
     def release_followers(self, id: Any, now: float) -> None:
         """Start the think time of the requests that follow this one."""
         for request in self.followers.pop(id, ()):
-            request.sent = request.visible_at = request.state_since = now + request.think_time
+            request.sent = request.visible_at = request.state_since = now + max(request.think_time, self.client_delay)
             self._release(request)
         self._update_next_arrival()
 
@@ -106,6 +114,24 @@ class Inbox:
 
     def _work(self, request: Request) -> float:
         return self.per_request + self.per_token * request.prompt
+
+    def expect_timeout(self, request: Request) -> None:
+        """Note a request that the scheduler sees from now on."""
+        if self.timeout is not None:
+            heappush(self._open, (request.sent + self.timeout, request.serial, request))
+
+    def next_timeout(self) -> float:
+        """Return when the next client gives up whose request the scheduler has seen; inf: none."""
+        while self._open and self._open[0][2].status == "done":
+            heappop(self._open)
+        return self._open[0][0] if self._open else math.inf
+
+    def pop_timed_out(self, now: float) -> list[Request]:
+        """Return the requests whose clients have given up, in this order."""
+        gone = []
+        while self.next_timeout() <= now:
+            gone.append(heappop(self._open)[2])
+        return gone
 
     def unreleased(self) -> list[Request]:
         """Return the requests whose predecessor has not finished or does not exist."""

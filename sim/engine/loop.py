@@ -79,6 +79,7 @@ class Loop:
         self._tokens_generated = 0
         self._max_calls_without_token = 1000 + server.pool.total * server.pool.block_size
         self._no_max_wait = self.policy.max_wait is None
+        self._times_out = inbox.timeout is not None
         self._depth = server.rules.steps_in_flight
         server.record_moves = bool(observers)
         # no observer, client or follower waits for the end of a step
@@ -126,6 +127,8 @@ class Loop:
         """Deliver arrivals, call the policy and carry out its plan. Return the step, whose model call can start."""
         server = self.server
         arrived = self._deliver(now) if self.inbox.next_arrival <= now or self.inbox.delayed else NO_REQUESTS
+        if self._times_out and self.inbox.next_timeout() <= now:
+            arrived = self._abort_timed_out(now, arrived)
         if not self._no_max_wait:
             server.promote(now)
         view = server.view
@@ -177,6 +180,22 @@ class Loop:
             server.submit(request, now, request.arrival + inbox.seconds if inbox.lag == 1 else now)
             if request.status == "done":
                 self._report_to_client(request, now)
+            elif self._times_out:
+                inbox.expect_timeout(request)
+        return arrived
+
+    def _abort_timed_out(self, now: float, arrived: list[Request]) -> list[Request]:
+        """Abort the requests whose clients have given up, as the engine does before a decision. Return all arrivals."""
+        inbox, timeout = self.inbox, self.inbox.timeout
+        assert timeout is not None
+        while gone := inbox.pop_timed_out(now):
+            self._abort(
+                [Rejection(request, f"the client gave up after {timeout:g} s", "lost") for request in gone], now
+            )
+            for request in gone:
+                self._report_to_client(request, request.sent + timeout)
+            if inbox.next_arrival <= now:  # the next requests of these clients
+                arrived = [*arrived, *self._deliver(now)]
         return arrived
 
     def _go_on_without_call(self, step: Step, state: Any) -> Optional[float]:
@@ -234,6 +253,8 @@ class Loop:
         self._idle, self._steps_without_call = True, 0
         self._report_all(now)
         times = [time for time in (plan.hold.until, self.server.next_promotion()) if time is not None]
+        if self._times_out:
+            times.append(self.inbox.next_timeout())
         wake_at = min(times, default=math.inf)
         next_event = min(self.inbox.next_arrival, wake_at)
         if wake_at <= now and self.inbox.next_arrival > now:
@@ -289,10 +310,17 @@ class Loop:
 
     def abort(self, request: Request, now: float, reason: str) -> None:
         """Remove a request whose client has disconnected and free its blocks. Call it only between two steps."""
-        plan = Plan(reject=[Rejection(request, reason, "aborted")], state=self.server.view.state)
-        step = start_step(self.server, plan, now)
-        self._notify_start(step, [], now)
-        self._notify_no_call(step, now)
+        self._abort([Rejection(request, reason, "aborted")], now)
+        self._report_to_client(request, now)
+
+    def _abort(self, rejections: list[Rejection], now: float) -> None:
+        step = start_step(self.server, Plan(reject=rejections, state=self.server.view.state), now)
+        for observer in self.observers:
+            observer.on_step_start(self.server, step, [])
+        if self.server.flight is None:
+            self._notify_no_call(step, now)
+        else:
+            self._polled.append(step)
 
     @property
     def has_pending_followers(self) -> bool:
@@ -374,6 +402,8 @@ def build_loop(
         front.get("per_request") or 0.0,
         bool(front.get("end_lag")),
         front.get("per_token") or 0.0,
+        engine.get("client_delay") or 0.0,
+        engine.get("client_timeout") if server.rules.aborts_lost else None,
     )
     if engine.get("empty_step") is not None:
         server.rules.empty_step = engine["empty_step"]

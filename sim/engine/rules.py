@@ -37,6 +37,7 @@ class EngineRules:
         self.rejects_full_prompts = False  # a prompt of max_model_len tokens or more is rejected on arrival
         self.max_prompt: Optional[int] = None  # a longer prompt is rejected on arrival
         self.arrival_is_send_time = False  # the front end stamps a request before the scheduler sees it
+        self.aborts_lost = True  # a request whose client has closed the connection; otherwise it is completed
         self.empty_step = 0.0  # seconds of a step that moves requests but runs no model
         self.polls = False  # a step that does nothing takes as long, if a request waits, runs or is swapped
         self.sequence_groups = False  # the answers to a request share blocks; otherwise each is a request of its own

@@ -6,7 +6,7 @@ Times are seconds, except metrics whose names end in _ms. The frame of requests 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Optional
 
 import pandas as pd
@@ -102,14 +102,22 @@ class Result:
 
 
 def run_scenario(
-    scenario: Scenario, requests: Optional[Trace], decisions: bool, draws: Sequence[Mapping[str, Any]] = ()
+    scenario: Scenario,
+    requests: Optional[Trace],
+    decisions: bool,
+    draws: Sequence[Mapping[str, Any]] = (),
+    repeated: Optional[Scenario] = None,
 ) -> Result:
-    """Simulate a checked scenario; `decisions` keeps one row per scheduler step, `draws` give the intervals."""
+    """Simulate a checked scenario; `decisions` keeps one row per scheduler step.
+
+    `draws`, of the scenario `repeated`, give the intervals.
+    """
     log = InMemoryLog() if decisions else None
     trace = load_trace(scenario) if requests is None else requests
     run = simulate(scenario, trace, [] if log is None else [log])
     run.notes = run_notes(scenario, run.profile, trace)
-    run.intervals = intervals_of(run.result(), draws, run.profile) if draws else None
+    if draws:
+        run.intervals = intervals_of(replace(run, scenario=repeated or scenario), draws, run.profile)
     return result_of(run, None if log is None else log.rows)
 
 

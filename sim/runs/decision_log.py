@@ -25,19 +25,22 @@ class DecisionLog:
     def __init__(self, file: TextIO) -> None:
         self.file = file
         self.steps = 0
-        self._started: list[StepSnapshot] = []  # with steps in flight, a step may start before the last one has ended
+        # with steps in flight, a step may start before the last one has ended
+        self._started: list[tuple[Server, StepSnapshot]] = []
 
     def on_step_start(self, server: Server, step: Step, arrived: list[Request]) -> None:
-        self._started.append(snapshot(server, step, arrived))
+        self._started.append((server, snapshot(server, step, arrived)))
 
-    def _take(self, step: Step) -> StepSnapshot:
-        """Return the start of a step that has ended. Steps end in the order in which they start."""
-        while self._started[0].step is not step:
-            self._started.pop(0)  # it had no model call and moved nothing
-        return self._started.pop(0)
+    def _take(self, server: Server, step: Step) -> StepSnapshot:
+        """Return the start of a step that has ended. The steps of a server end in the order in which they start."""
+        index = [started.step for _, started in self._started].index(step)
+        taken = self._started[index][1]
+        # older ones of this server had no model call and moved nothing; those of other ranks have not ended
+        self._started[: index + 1] = [pair for pair in self._started[:index] if pair[0] is not server]
+        return taken
 
     def on_step_end(self, server: Server, step: Step, now: float, finished: list[Request]) -> None:
-        line = row(self.steps, self._take(step), now, free_blocks(server), finished)
+        line = row(self.steps, self._take(server, step), now, free_blocks(server), finished)
         self.file.write(json.dumps(line) + "\n")
         self.steps += 1
 
@@ -148,10 +151,10 @@ class InMemoryLog(DecisionLog):
 
     def __init__(self) -> None:
         self._steps: list[tuple[StepSnapshot, float, Optional[int], list[Request]]] = []
-        self._started: list[StepSnapshot] = []
+        self._started: list[tuple[Server, StepSnapshot]] = []
 
     def on_step_end(self, server: Server, step: Step, now: float, finished: list[Request]) -> None:
-        self._steps.append((self._take(step), now, free_blocks(server), finished))
+        self._steps.append((self._take(server, step), now, free_blocks(server), finished))
 
     @property
     def rows(self) -> list[dict[str, Any]]:

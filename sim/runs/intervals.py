@@ -2,6 +2,10 @@
 
 All draws serve the same requests. Draw k is the same cost model in every scenario, so that differences are paired. The
 interval of a single run is a prediction for a measurement: it also has the noise of steps.
+
+Steps outside the measured range of the profile, and steps in flight that were measured one by one, have a spread of
+their own. It is added to the spread between sessions: an interval widens by the ratio of both, because the draws show
+how much a metric depends on the step times.
 """
 
 from __future__ import annotations
@@ -14,13 +18,16 @@ from typing import Any, NamedTuple, Optional
 from servesim.config.scenario import Scenario
 from servesim.core.limits import DEFAULT_DRAWS
 from servesim.costs.device_profile import Profile
+from servesim.costs.uncertainty import OVERLAP_SPREAD, RANGE_SPREAD
 from servesim.traces.trace import Trace
 
 from .metric_table import metric_named, metrics_in
 from .notes import note
-from .simulate import load_trace, simulate
+from .saturation import Load, load_of
+from .simulate import Run, load_trace, simulate
 
 CONFIDENCE = 0.95
+USELESS = 3.0  # near saturation, a TTFT whose upper limit is this many times the lower one is not predicted
 
 
 class Draw(NamedTuple):
@@ -56,16 +63,22 @@ def simulate_draws(
 
 
 def intervals_of(
-    result: Mapping[str, Any], draws: Sequence[Mapping[str, Any]], profile: Profile, confidence: float = CONFIDENCE
+    run: Run, draws: Sequence[Mapping[str, Any]], profile: Profile, confidence: float = CONFIDENCE
 ) -> dict[str, Any]:
     """Return the key `intervals` of result.json; `draws` are the results of `simulate_draws`."""
-    complete = [draw for draw in draws if not draw.get("stuck")]
-    metrics = {}
+    complete, result, metrics = [draw for draw in draws if not draw.get("stuck")], run.result(), {}
+    uncertainty, outside = profile.uncertainty, RANGE_SPREAD * run.distance_outside
+    overlap = OVERLAP_SPREAD if run.server.overlaps and "backend" in profile.about else 0.0  # measured one by one
+    spread = math.hypot(uncertainty.session, profile.misfit, outside, overlap)
+    wider = spread / uncertainty.session if uncertainty.session else 1.0
+    load = load_of(run, profile, spread)
     for name in metrics_in("intervals"):
         values = [draw[name] for draw in complete if draw.get(name) is not None]
-        if result.get(name) is not None and 1 < len(values) == len(complete):
-            metrics[name] = list(prediction_interval(result[name], values, confidence))
-    uncertainty = profile.uncertainty
+        if result.get(name) is None or not 1 < len(values) == len(complete):
+            continue
+        low, high = prediction_interval(result[name], values, confidence, wider)
+        if not (load is not None and load.is_near and "ttft" in name and high > USELESS * low):
+            metrics[name] = [low, high]
     return {
         "draws": len(draws),
         "stuck": len(draws) - len(complete),
@@ -73,18 +86,24 @@ def intervals_of(
         "fit": bool(uncertainty.draws),
         "session": uncertainty.session,
         "noise": bool(profile.about.get("noise")),
+        "misfit": profile.misfit,
+        "outside": outside,
+        "overlap": overlap,
+        "load": None if load is None else load._asdict(),
         "metrics": metrics,
     }
 
 
-def prediction_interval(value: float, draws: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Return the limits between which another draw is expected; they include the value of the fitted costs.
+def prediction_interval(
+    value: float, draws: Sequence[float], confidence: float = CONFIDENCE, wider: float = 1.0
+) -> tuple[float, float]:
+    """Return the limits between which another draw is expected, `wider` by a factor; they include the fitted value.
 
     Normal on a logarithmic scale: times are positive, and near saturation they can grow more than shrink.
     """
     positive = min(draws) > 0
     values = [math.log(draw) for draw in draws] if positive else list(draws)
-    centre, half_width = statistics.fmean(values), half_width_of_draws(values, confidence)
+    centre, half_width = statistics.fmean(values), wider * half_width_of_draws(values, confidence)
     limits = centre - half_width, centre + half_width
     low, high = (math.exp(limits[0]), math.exp(limits[1])) if positive else limits
     return min(low, value), max(high, value)
@@ -101,7 +120,15 @@ def describe_intervals(intervals: Mapping[str, Any], profile: str) -> list[str]:
     """Return what the intervals include, in one or two lines."""
     session = f"the spread between sessions ({100 * intervals['session']:.2g} %)"
     parts = [*(["the fit"] if intervals["fit"] else []), session, *(["noise of steps"] if intervals["noise"] else [])]
+    texts = {
+        "misfit": "its bias on held-out steps",
+        "outside": "steps outside the measured range",
+        "overlap": "the overlap of steps in flight",
+    }
+    parts += [f"{text} ({100 * intervals[key]:.2g} %)" for key, text in texts.items() if intervals.get(key)]
     lines = [f"intervals: {intervals['draws']} draws of the cost model; calibration uncertainty: {', '.join(parts)}"]
+    if intervals.get("load"):
+        lines.append(Load(**intervals["load"]).describe("mean_ttft_ms" in intervals["metrics"]))
     if not intervals["fit"]:
         lines.append(note("no uncertainty", profile=profile).text)
     if intervals["stuck"]:

@@ -49,6 +49,7 @@ class Run:
     padded_tokens: int  # padding tokens of prefills
     padded_rows: int  # padding rows of decodes
     outside_profile: list[str] = field(default_factory=list)  # shapes outside the measured range
+    distance_outside: float = 0.0  # how far, see Profile.distance_outside
     stuck: Optional[Stuck] = None
     intervals: Optional[Mapping[str, Any]] = None  # of the metrics, see intervals.py
     work: Mapping[str, KindTotals] = field(default_factory=dict)  # what the model calls computed, by kind of step
@@ -260,11 +261,11 @@ def run_loop(
         work = server.work.by_kind()
     if scenario.engine.host_cache is not None:
         largest = largest._replace(swapped=0)  # the profile does not give the time of these copies
-    outside = profile.outside_range({**largest._asdict(), "context_per_row": clock.largest_row_context})
+    reached = {**largest._asdict(), "context_per_row": clock.largest_row_context}
     join_answers(requests, answers or {})
     run = Run(
         scenario, profile, requests, measure(scenario, requests, server), server, loop.calls, loop.now - clock.idle_s,
-        loop.now, *clock.padding_counts, outside, stuck,
+        loop.now, *clock.padding_counts, profile.outside_range(reached), profile.distance_outside(reached), stuck,
         work=work, ran=ran,
     )  # fmt: skip
     if isinstance(loop, Loop):

@@ -131,7 +131,7 @@ def test_intervals_have_the_time_of_the_variant() -> None:
     known = profile(cost=CURVED, noise={"prefill": [0.9, 1.1], "decode": [0.9, 1.1]})
     run = simulate(scenario("host"), profile=known)
     draws = simulate_draws(scenario("host"), known, 8)
-    low, high = intervals_of(run.result(), draws, known)["metrics"]["mean_tpot_ms"]
+    low, high = intervals_of(run, draws, known)["metrics"]["mean_tpot_ms"]
     other = simulate(scenario("ops"), profile=known).result()["mean_tpot_ms"]
     assert other < low < run.result()["mean_tpot_ms"] < high
 

@@ -17,10 +17,17 @@ from servesim.core import Plan, View
 from servesim.core.limits import DEFAULT_DRAWS
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.costs.linear import LinearCost
-from servesim.costs.uncertainty import SESSION_SPREAD, Uncertainty, parameters
+from servesim.costs.uncertainty import OVERLAP_SPREAD, RANGE_SPREAD, SESSION_SPREAD, Uncertainty, parameters
 from servesim.policies.papers import Orca
-from servesim.runs.intervals import format_interval, intervals_of, prediction_interval, simulate_draws
+from servesim.runs.intervals import (
+    describe_intervals,
+    format_interval,
+    intervals_of,
+    prediction_interval,
+    simulate_draws,
+)
 from servesim.runs.run_folder import read_run
+from servesim.runs.saturation import load_of
 from servesim.runs.simulate import simulate
 
 COST = LinearCost(prefill=0.02, prefill_token=1e-4, decode_step=0.02, decode_row=5e-4)
@@ -48,8 +55,9 @@ def scenario_file(folder: Path, **keys: Any) -> Path:
 
 def limits(scenario: Scenario, profile: Profile, metric: str) -> tuple[float, float]:
     """Return the interval of a metric, relative to its value."""
-    result = simulate(scenario, profile=profile).result()
-    low, high = intervals_of(result, simulate_draws(scenario, profile), profile)["metrics"][metric]
+    run = simulate(scenario, profile=profile)
+    result = run.result()
+    low, high = intervals_of(run, simulate_draws(scenario, profile), profile)["metrics"][metric]
     return low / result[metric] - 1, high / result[metric] - 1
 
 
@@ -155,3 +163,80 @@ def test_every_draw_has_its_own_policy_object() -> None:
 )  # fmt: skip
 def test_numbers_have_the_digits_of_the_width(value: float, low: float, high: float, text: str) -> None:
     assert format_interval("mean_ttft_ms", value, low, high) == text
+
+
+def queue(rate: float, requests: int) -> Scenario:
+    """Return one slot and answers of 10 tokens: it serves 5 requests per second with steps of 20 ms."""
+    workload = {
+        "requests": requests,
+        "arrivals": {"kind": "poisson", "rate": rate},
+        "lengths": {"kind": "fixed", "prompt": 16, "output": 10},
+    }
+    policy = {"name": "vllm-v1", "max_num_seqs": 1, "async_scheduling": False}
+    return scenario_from({"workload": workload, "policy": policy})
+
+
+def profile_of(**about: Any) -> Profile:
+    return Profile("steps", LinearCost(base=0.02), about)
+
+
+@pytest.mark.parametrize(("rate", "near"), [(2.5, False), (4.0, False), (4.9, True), (8.0, False)])
+def test_a_run_says_how_far_it_is_from_saturation(rate: float, near: bool) -> None:
+    scenario, profile = queue(rate, 2000 if near else 400), profile_of()
+    run = simulate(scenario, profile=profile)
+    load = load_of(run, profile, 0.01)
+    assert load is not None and load.capacity == pytest.approx(5.0, rel=1e-3)
+    assert load.is_near == (abs(load.rate / 5.0 - 1) < 0.03) == near
+    intervals = intervals_of(run, simulate_draws(scenario, profile, 8), profile)
+    text = describe_intervals(intervals, "steps")[1]
+    if near:
+        assert text == "within 4 % of saturation: TTFT cannot be predicted; capacity 5.00 ± 0.20 req/s"
+        assert "mean_e2el_ms" in intervals["metrics"] and "mean_ttft_ms" not in intervals["metrics"]
+    else:
+        assert text.startswith("load: ") and text.endswith("% of saturation; capacity 5.00 ± 0.20 req/s")
+        assert "mean_ttft_ms" in intervals["metrics"]
+
+
+def test_requests_that_arrive_at_once_or_follow_others_have_no_distance_from_saturation() -> None:
+    for workload in ({"arrivals": {"kind": "burst"}}, {"concurrency": 4}):
+        lengths = {"kind": "fixed", "prompt": 16, "output": 10}
+        scenario = scenario_from({"workload": {"requests": 40, "lengths": lengths, **workload}})
+        assert load_of(simulate(scenario, profile=profile_of()), profile_of()) is None
+
+
+@pytest.mark.parametrize(("measured", "distance"), [(64, 0.0), (32, 0.0), (16, 2.0), (4, 8.0)])
+def test_intervals_widen_with_the_distance_from_the_measured_range(measured: int, distance: float) -> None:
+    """32 requests run at a time; the half-width is as if the step times had one more spread."""
+    lengths = {"kind": "fixed", "prompt": 16, "output": 50}
+    workload = {"requests": 32, "arrivals": {"kind": "burst"}, "lengths": lengths}
+    scenario = scenario_from({"workload": workload, "policy": {"name": "vllm-v1", "async_scheduling": False}})
+    profile = profile_of(grid={"decode_rows": [1, measured]})
+    low, high = limits(scenario, profile, "mean_tpot_ms")
+    spread = math.hypot(SESSION_SPREAD, RANGE_SPREAD * math.log(distance or 1.0))
+    assert math.log((1 + high) / (1 + low)) == pytest.approx(2 * 1.96 * spread, rel=0.05)
+
+
+def test_intervals_include_the_bias_of_the_fit_on_held_out_steps() -> None:
+    ranges = {
+        "rows 1 to 8": {"mean": 0.05, "bias": 0.04, "points": 30},
+        "rows 9 to 64": {"mean": 0.05, "bias": -0.04, "points": 10},
+    }
+    profile = profile_of(error_by_range={"decode": ranges})
+    assert profile.misfit == pytest.approx(0.04) and profile_of().misfit == 0.0
+    lengths = {"kind": "fixed", "prompt": 16, "output": 50}
+    workload = {"requests": 32, "arrivals": {"kind": "burst"}, "lengths": lengths}
+    low, high = limits(scenario_from({"workload": workload}), profile, "mean_tpot_ms")
+    assert math.log((1 + high) / (1 + low)) == pytest.approx(2 * 1.96 * math.hypot(SESSION_SPREAD, 0.04), rel=0.05)
+
+
+def test_intervals_with_steps_in_flight_include_the_error_of_the_overlap() -> None:
+    widths = {}
+    for asynchronous in (False, True):
+        scenario = scenario_from(tree(policy={"name": "vllm-v1", "async_scheduling": asynchronous}))
+        profile = load_profile("h200-llama2-7b")
+        run = simulate(scenario, profile=profile)
+        found = intervals_of(run, simulate_draws(scenario, profile, 8), profile)
+        assert found["overlap"] == (OVERLAP_SPREAD if asynchronous else 0.0)
+        low, high = found["metrics"]["mean_tpot_ms"]
+        widths[asynchronous] = (high - low) / run.result()["mean_tpot_ms"]
+    assert widths[True] > 1.2 * widths[False]
