@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from servesim.files.chart_style import LIGHT, matplotlib_style
 from servesim.files.write import save_figure
+from servesim.runs.metric_table import metric_title
 from servesim.runs.request_rows import STATES
 from servesim.runs.text import STATE_LABELS
 from servesim.statistics.constraints import Bound
@@ -213,7 +214,7 @@ def plot_changes(axes: Any, differences: Sequence[Difference]) -> None:
         colour = LIGHT[OUTCOME_COLOURS[d.outcome][1:]]
         axes.errorbar([mean], [position], xerr=bars, fmt="o", capsize=3, color=colour)
     axes.axvline(0, color=LIGHT["soft"], linewidth=0.8)
-    axes.set_yticks(range(len(shown)), [d.objective.metric for d in shown])
+    axes.set_yticks(range(len(shown)), [metric_title(d.objective.metric) for d in shown])
     axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.set(xlabel="B against A (%)")
 
@@ -243,7 +244,7 @@ def plot_errors(axes: Any, runs: Sequence[VerifiedRun], metrics: Sequence[str]) 
     for index, run in enumerate(runs):
         errors = [100 * (run.metric(metric)["error"] or 0.0) for metric in metrics]
         axes.barh([row + index * height for row in range(len(metrics))], errors, height)
-    axes.set_yticks([row + 0.4 - height / 2 for row in range(len(metrics))], metrics)
+    axes.set_yticks([row + 0.4 - height / 2 for row in range(len(metrics))], list(map(metric_title, metrics)))
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.grid(axis="x", visible=True)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from servesim.config.scenario import Scenario
 from servesim.files.chart_style import SERIES
-from servesim.runs.metric_table import format_number
+from servesim.runs.metric_table import format_number, metric_title
 from servesim.statistics.number_format import format_metric
 from servesim.study.columns import Column
 from servesim.study.table import format_count
@@ -133,7 +133,7 @@ def error_chart(runs: Sequence[VerifiedRun], checked: Sequence[str], tolerance: 
         xy = [(100 * run.metric(name)["error"], row + shift) for row, name in known]
         hover = [error_text(run, name) for _, name in known]
         data.append(points(plain(run.name or "run", 40), xy, hover, run_colour(index), size=10))
-    layout = metric_rows_layout(checked, "simulated - measured (%)", 1 < len(runs) <= 12)
+    layout = metric_rows_layout(list(map(metric_title, checked)), "simulated - measured (%)", 1 < len(runs) <= 12)
     limits = [] if tolerance is None else [Limit("x", sign * 100 * tolerance, "tolerance") for sign in (-1, 1)]
     return Chart("errors", "Error of each metric", data, with_limits(layout, limits))
 
@@ -143,7 +143,8 @@ def error_text(run: VerifiedRun, name: str) -> str:
     row = run.metric(name)
     sources = [f"<br>{text}: {100 * row[key]:+.2f} %" for key, text in SOURCES.items() if row.get(key) is not None]
     values = f"simulated {format_metric(row['simulated'], name)}, measured {format_metric(row['measured'], name)}"
-    return f"<b>{plain(run.name or 'run')}</b><br>{name}: {100 * row['error']:+.2f} %<br>{values}{''.join(sources)}"
+    error = f"{metric_title(name)}: {100 * row['error']:+.2f} %"
+    return f"<b>{plain(run.name or 'run')}</b><br>{error}<br>{values}{''.join(sources)}"
 
 
 def request_charts(runs: Sequence[VerifiedRun]) -> list[Chart]:

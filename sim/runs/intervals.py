@@ -16,7 +16,7 @@ from servesim.core.limits import DEFAULT_DRAWS
 from servesim.costs.device_profile import Profile
 from servesim.traces.trace import Trace
 
-from .metric_table import metrics_in, unit_of
+from .metric_table import digits_of, metrics_in, unit_of
 from .notes import note
 from .simulate import load_trace, simulate
 
@@ -113,5 +113,5 @@ def format_interval(metric: str, value: float, low: float, high: float) -> str:
     """Return `16.0 ms [14.8, 17.9]`, with two digits of the width."""
     unit = unit_of(metric, [value])
     value, low, high = (number / unit.divisor for number in (value, low, high))
-    digits = 2 if high <= low else min(6, max(0, 1 - math.floor(math.log10(high - low))))
+    digits = digits_of(high - low)
     return f"{value:,.{digits}f} {unit.name}".strip() + f" [{low:,.{digits}f}, {high:,.{digits}f}]"

@@ -192,6 +192,11 @@ def format_number(value: float) -> str:
     return f"{value:.{1 if size >= 100 else 2 if size >= 1 else 3}f}" if size >= 0.001 else f"{value:.2g}"
 
 
+def digits_of(width: float) -> int:
+    """Return how many decimals show two digits of an interval."""
+    return min(6, max(0, 1 - math.floor(math.log10(width)))) if width > 0 else 2
+
+
 def format_quantity(value: float, half_width: Optional[float], unit: Unit, sign: bool = False) -> str:
     """Return a value of a metric in a unit, without its name: 8.29 ± 0.29, with two digits of the half-width."""
     number, plus = value / unit.divisor, "+" if sign and value > 0 else ""
@@ -200,5 +205,5 @@ def format_quantity(value: float, half_width: Optional[float], unit: Unit, sign:
     width = half_width / unit.divisor
     if width <= 1e-9 * abs(number):  # only rounding errors
         return f"{plus}{format_number(number)} ± 0"
-    digits = min(6, max(0, 1 - math.floor(math.log10(width))))
+    digits = digits_of(width)
     return f"{plus}{number:,.{digits}f} ± {width:,.{digits}f}"

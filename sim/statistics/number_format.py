@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Optional
 
-from servesim.runs.metric_table import Unit, format_quantity, unit_of
+from servesim.runs.metric_table import Unit, digits_of, format_quantity, unit_of
 
 from .intervals import Interval
 
@@ -26,5 +26,7 @@ def format_percentage(fraction: Interval) -> str:
     """Return a relative difference in percent, with its half-width."""
     if math.isnan(fraction.mean):
         return "–"
-    half_width = "" if fraction.half_width is None else f" ± {100 * fraction.half_width:.2f}"
-    return f"{100 * fraction.mean:+.2f}{half_width} %"
+    if fraction.half_width is None:
+        return f"{100 * fraction.mean:+.2f} %"
+    digits = min(2, digits_of(100 * fraction.half_width))
+    return f"{100 * fraction.mean:+.{digits}f} ± {100 * fraction.half_width:.{digits}f} %"

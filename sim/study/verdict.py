@@ -84,7 +84,7 @@ def describe_tied(summary: Summary) -> str:
     margin = f"{100 * summary.experiment.indifference:g} %"
     equal, undecided = outcomes.count("equal"), outcomes.count("undecided")
     parts = [f"{format_count(equal, 'configuration')} equal within {margin}"] if equal else []
-    parts += [f"{undecided} not decided: more runs needed"] if undecided else []
+    parts += [f"{undecided} not decided"] if undecided else []
     return f" ({', '.join(parts)})" if parts else ""
 
 
@@ -114,8 +114,7 @@ def describe_best_mean(summary: Summary) -> str:
     word = "lowest" if objective.goal == "min" else "highest"
     name = "the baseline" if best is summary.baseline else changed_settings(best, summary)
     level = format_mean(best.means[objective.metric], objective.metric)
-    reason = f"not decided: {describe_needed([best.relation.replications])}"
-    return f" The {word} mean of {objective.metric} is {level} ({name}), but the difference is {reason}."
+    return f" The {word} mean of {objective.metric} is {level} ({name}), but the difference is not decided."
 
 
 def format_table(summary: Summary, top: int = 10, screen: Screen = PLAIN) -> str:
