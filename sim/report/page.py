@@ -15,11 +15,13 @@ from typing import Any, NamedTuple, Optional
 from markupsafe import Markup, escape
 from servesim.config.export import TARGETS, export_scenario
 from servesim.config.exported import Exported
-from servesim.config.scenario import Scenario
+from servesim.config.layers import Tree
+from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
 from servesim.files.chart_style import DARK, FONT, LIGHT
 from servesim.files.write import open_text
-from servesim.runs.metric_table import LATENCIES, METRICS, metric_title
+from servesim.runs.metric_table import LATENCIES, METRICS, is_metric, metric_title, title_inside
+from servesim.statistics.number_format import format_metric
 from servesim.study.columns import Column, columns_in
 from servesim.study.experiment import format_value, short_key
 
@@ -110,30 +112,33 @@ class ResultCard:
     server: Optional[Exported] = None  # how to start the real server with these settings
 
 
-def exported_server(scenario: Scenario) -> Optional[Exported]:
+def exported_server(tree: Tree) -> Optional[Exported]:
     """Return the command or the configuration of the server of a scenario; None for policies without a server."""
-    target = next((name for name, exporters in TARGETS.items() if scenario.policy["name"] in exporters), None)
     try:
+        scenario = scenario_from(tree)
+        target = next((name for name, exporters in TARGETS.items() if scenario.policy["name"] in exporters), None)
         return None if target is None else export_scenario(scenario, target)
     except BadInput:  # the server does not start with it, or the profile is gone
         return None
 
 
 METRIC_KEY = re.compile(
-    rf"(?<![\w.])(?:p[\d.]+_(?:{'|'.join(LATENCIES)})_ms|makespan|mfu|mbu|"
-    rf"{'|'.join(sorted((name for name in METRICS if '_' in name), key=len, reverse=True))})"
-    r"(?:\[\w+=[^\[\]]+\])?(?![\w.]*\w)"
+    rf"(?<![\w.])(p[\d.]+_(?:{'|'.join(LATENCIES)})_ms|makespan|mfu|mbu|"
+    rf"(?:{'|'.join(sorted((name for name in METRICS if '_' in name), key=len, reverse=True))})(?!\w))"
+    r"(\[\w+=[^\[\]]+\])?(?: (<=|>=) ([\d.]+)(?! *\*|[\w.]*\w))?"
 )
 
 
 def name_metrics(text: str) -> Markup:
-    """Return a text as HTML, with the names that people use for metrics, and their keys in tooltips."""
+    """Return a text as HTML: metrics as people call them with their keys in tooltips, and bounds with units."""
+    if is_metric(text):
+        return Markup('<abbr title="{}">{}</abbr>').format(text, metric_title(text))
     parts, end = [], 0
     for match in METRIC_KEY.finditer(text):
-        title, before = metric_title(match[0]), text[end : match.start()]
-        starts = not text[: match.start()] or text[: match.start()].endswith((". ", "; "))
-        title = title if starts or title[1:2].isupper() or title[1:2].isdigit() else title[0].lower() + title[1:]
-        parts += [escape(before), Markup('<abbr title="{}">{}</abbr>').format(match[0], title)]
+        name, before = match[1] + (match[2] or ""), text[: match.start()]
+        title = metric_title(name) if not before or before.endswith(". ") else title_inside(name)
+        bound = f" {match[3]} {format_metric(float(match[4]), name)}" if match[3] else ""
+        parts += [escape(text[end : match.start()]), Markup('<abbr title="{}">{}</abbr>{}').format(name, title, bound)]
         end = match.end()
     return Markup("").join([*parts, escape(text[end:])])
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from servesim.config.scenario import Scenario
 from servesim.runs.request_rate import format_rate
 from servesim.statistics.constraints import describe_bounds
 from servesim.study.columns import Column
@@ -107,8 +106,7 @@ def result_card(result: RateSummary, runs: Sequence[RecordedRun]) -> ResultCard:
     if winner is None or winner.capacity is None:
         return ResultCard(title, verdict.text, notes=notes)
     big, settings = f"up to {winner.capacity.text}", setting_chips(winner.assignment)
-    limit, scenario = runs[0].limit if runs else "", Scenario.model_validate(result.experiment.tree(winner.config))
-    server = exported_server(scenario)
+    limit, server = runs[0].limit if runs else "", exported_server(result.experiment.tree(winner.config))
     return ResultCard(title, verdict.text, won, big, settings=settings, notes=notes, limit=limit, server=server)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from servesim.core import BadInput
 from servesim.runs.intervals import format_interval
 from servesim.runs.leading import leading_metrics
-from servesim.runs.metric_table import METRICS, is_metric, metric_title
+from servesim.runs.metric_table import METRICS, is_metric
 from servesim.runs.run_folder import RunData, latencies_of
 from servesim.runs.simulate import simulate
 from servesim.runs.timeline import QueueLog, ServerState
@@ -65,7 +65,7 @@ def result(run: RunData) -> ResultCard:
         "Result of the run", "", True, f"{first} {metric_text(run, first)}" if first else "No request finished.",
         facts=facts, settings=[] if run.scenario is None else setting_chips(run.scenario.policy),
         times=describe_times(seconds) if any(seconds.values()) else "", limit=str(run.result.get("limit_text") or ""),
-        server=None if run.scenario is None else exported_server(run.scenario),
+        server=exported_server(tree) if tree else None,
     )  # fmt: skip
 
 
@@ -129,8 +129,7 @@ def metric_table(run: RunData) -> Table:
         name for name in dict.fromkeys([*METRICS, *run.result]) if is_metric(name) and run.metric(name) is not None
     ]
     columns = [
-        Column("metric", metric_title, shown=("page",)),
+        Column("metric", str, shown=("page",)),
         Column("value", run.metric, lambda name: metric_text(run, name), shown=("page",)),
-        Column("key", str, shown=("page",)),
     ]
     return page_table(columns, names)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from servesim.config.scenario import Scenario
 from servesim.runs.metric_table import format_number, format_quantity, metric_title, unit_of
 from servesim.runs.notes import LABEL_MEANINGS, sentence
 from servesim.runs.request_rows import STATES
@@ -93,7 +92,7 @@ def result(summary: Summary, runs: Sequence[RecordedRun]) -> ResultCard:
     facts = [metric_fact(row, objective) for objective in others]
     change, settings = compare_with_baseline(row, first), setting_chips(row.assignment)
     times, limit = request_times(row, summary.baseline), runs[0].limit if runs else ""
-    server = exported_server(Scenario.model_validate(summary.experiment.tree(row.config))) if row.eligible else None
+    server = exported_server(summary.experiment.tree(row.config)) if row.eligible else None
     return ResultCard(title, verdict.text, won, big, change, facts, settings, texts, times, limit, server)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from servesim.config.scenario import Scenario
-from servesim.runs.metric_table import Unit, format_number
+from servesim.runs.metric_table import Unit, format_number, title_inside
 from servesim.statistics.objective import Objective
 from servesim.study.ranking import Row, Summary
 from servesim.study.table import format_count
@@ -101,7 +101,8 @@ def trade_off(summary: Summary, x: Measure, y: Measure, id: str) -> Chart | None
     }
     limits = [*limits_of(summary, x, "x", across), *limits_of(summary, y, "y", up)]
     layout = with_limits({**layout, "showlegend": False}, limits, [a for a, _ in place.values()])
-    return Chart(id, f"{short(y_title)} against {short(x_title)}", data, layout, caption=explain(x, y))
+    across_name = "output throughput per user" if x.per_user else title_inside(x.metric)
+    return Chart(id, f"{short(y_title)} against {across_name}", data, layout, caption=explain(x, y))
 
 
 def front_rows(rows: Sequence[Row], x: Measure, y: Measure) -> list[Row]:

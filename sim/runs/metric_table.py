@@ -153,6 +153,12 @@ def metric_title(name: str) -> str:
     return metric_named(name).title + (f", {match[2]} {match[3]}" if match else "")
 
 
+def title_inside(name: str) -> str:
+    """Return a metric as people call it inside of a sentence: `mean TTFT`, but `P99 TTFT`."""
+    title = metric_title(name)
+    return title[0].lower() + title[1:] if title[1:2].islower() else title
+
+
 def short_metric(name: str) -> str:
     """Return the name of a metric without its unit, for heads of tables that have one: p99_ttft, e2el[priority=0]."""
     return name.replace("_ms", "", 1)
