@@ -112,9 +112,9 @@ def queue_log(run: RunData) -> Optional[QueueLog]:
     if run.decisions:
         blocks = max(line["free"] or 0 for line in run.decisions)
         for line in run.decisions[:: max(1, len(run.decisions) // log.points)]:
-            lengths = [len(line[name]) for name in ("waiting", "running", "swapped")]
+            waiting, running, swapped = (len(line[name]) for name in ("waiting", "running", "swapped"))
             log.times.append(line["t"])
-            log.queues.append(ServerState(*lengths, blocks - (line["free"] or 0)))
+            log.queues.append(ServerState(waiting, running, swapped, blocks - (line["free"] or 0)))
     elif run.sent is None and run.scenario is not None:
         try:
             simulate(run.scenario, observers=[log])

@@ -144,7 +144,7 @@ def single_changes(summary: Summary, curves: Sequence[Knob]) -> Table | None:
     objective = summary.experiment.objectives[0]
     unit = unit_of(objective.metric, [row.mean(objective.metric) for row in summary.rows])
     title = metric_title(objective.metric)
-    signed = lambda cost: format_quantity(*cost.change[:2], unit, True)  # noqa: E731
+    signed = lambda cost: format_quantity(cost.change.mean, cost.change.half_width, unit, True)  # noqa: E731
     columns = [
         Column("setting", lambda cost: cost.knob, shown=("page",)),
         Column("changed to", lambda cost: cost.value, shown=("page",)),

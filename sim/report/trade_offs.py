@@ -39,7 +39,7 @@ class Measure:
 
     def scale(self, values: Sequence[float]) -> tuple[Unit, str]:
         """Return the unit and the title of the axis."""
-        per_user = Unit("tok/s"), "Output throughput per user (tok/s)"
+        per_user = Unit("tok/s"), "Tokens/s per user"
         return per_user if self.per_user else axis_scale(self.metric, values)
 
     @property
@@ -101,7 +101,7 @@ def trade_off(summary: Summary, x: Measure, y: Measure, id: str) -> Chart | None
     }
     limits = [*limits_of(summary, x, "x", across), *limits_of(summary, y, "y", up)]
     layout = with_limits({**layout, "showlegend": False}, limits, [a for a, _ in place.values()])
-    across_name = "output throughput per user" if x.per_user else title_inside(x.metric)
+    across_name = "tokens/s per user" if x.per_user else title_inside(x.metric)
     return Chart(id, f"{short(y_title)} against {across_name}", data, layout, caption=explain(x, y))
 
 
@@ -190,7 +190,7 @@ def slo_of(summary: Summary) -> dict[str, float]:
 def explain(x: Measure, y: Measure) -> str:
     """Return where the best configurations are, and the meaning of a derived measure."""
     text = f"Better: {'up' if y.goal == 'max' else 'down'} and {'right' if x.goal == 'max' else 'left'}."
-    return f"{text} Output throughput per user = 1000 / mean TPOT in ms." if x.per_user or y.per_user else text
+    return f"{text} Tokens/s per user = 1000 / mean TPOT in ms." if x.per_user or y.per_user else text
 
 
 def short(title: str) -> str:

@@ -59,7 +59,7 @@ class CheckedBound:
     @property
     def unit(self) -> Unit:
         """The unit of the limit, the value and the baseline."""
-        return unit_of(self.bound.metric, [self.limit, self.value.mean, self.change and self.change.a])
+        return unit_of(self.bound.metric, [self.limit, self.value.mean, None if self.change is None else self.change.a])
 
     @property
     def verdict(self) -> str:

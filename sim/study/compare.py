@@ -186,17 +186,18 @@ def unit_column(name: Callable[[str], str], medium: Medium) -> Column:
     return Column("metric", lambda d: d.unit.after(name(d.objective.metric)), shown=(medium,))
 
 
-def level_text(difference: Difference, value: float, half_width: Optional[float] = None, sign: bool = False) -> str:
-    """Return a value of A or B, or of their difference, in the unit of the row."""
-    return format_quantity(value, half_width, difference.unit, sign)
-
-
 COLUMNS = (  # a row is a Difference
     unit_column(short_metric, "terminal"),
     unit_column(str, "page"),
-    Column("a", lambda d: d.a, lambda d: level_text(d, d.a), "A", EVERYWHERE),
-    Column("b", lambda d: d.b, lambda d: level_text(d, d.b), "B", EVERYWHERE),
-    Column("difference", lambda d: d.change.mean, lambda d: level_text(d, *d.change[:2], True), "B - A", EVERYWHERE),
+    Column("a", lambda d: d.a, lambda d: format_quantity(d.a, None, d.unit), "A", EVERYWHERE),
+    Column("b", lambda d: d.b, lambda d: format_quantity(d.b, None, d.unit), "B", EVERYWHERE),
+    Column(
+        "difference",
+        lambda d: d.change.mean,
+        lambda d: format_quantity(d.change.mean, d.change.half_width, d.unit, True),
+        "B - A",
+        EVERYWHERE,
+    ),
     Column("half_width", lambda d: d.change.half_width),
     Column("relative", lambda d: d.relative.mean),
     Column("relative_low", lambda d: d.relative.low),

@@ -40,6 +40,7 @@ from .table import (
 from .verdict import (
     Verdict,
     deciding_metrics,
+    describe_needed_of,
     describe_refused,
     meaning,
     profile_notes,
@@ -313,8 +314,9 @@ def format_rate_summary(result: RateSummary, top: int, screen: Screen) -> str:
 
 def format_tables(result: RateSummary, top: int, screen: Screen) -> str:
     """Return the table of each rate; notes that are the same at all rates are below the last one."""
-    notes = {rate: table_notes(summary) for rate, summary in result.by_rate.items()}
+    notes = {rate: table_notes(summary, hint=False) for rate, summary in result.by_rate.items()}
     common = [note for note in notes[result.rates[0]] if all(note in others for others in notes.values())]
+    common += describe_needed_of(result.by_rate.values())
     tables = []
     for rate, summary in result.by_rate.items():
         own = [note for note in notes[rate] if note not in common]

@@ -112,8 +112,10 @@ def objective_columns(summary: Summary, number: int) -> list[Column]:
     """
     metric = summary.experiment.objectives[number].metric
     name, shown = f"{metric}_difference", EVERYWHERE if number == 0 else ("data", "page")
-    change = lambda row: format_difference(row, metric).removesuffix(" %")  # noqa: E731
-    versus = lambda row: "" if row is summary.baseline else change(row)  # noqa: E731
+
+    def versus(row: Row) -> str:
+        return "" if row is summary.baseline else format_difference(row, metric).removesuffix(" %")
+
     return [
         metric_column(metric, lambda row: row.means[metric], EVERYWHERE, summary.rows),
         Column(f"{metric}_half_width", lambda row: row.means[metric].half_width, group="metrics"),

@@ -71,7 +71,7 @@ def test_the_page_of_a_sweep_over_rates_compares_the_winner_by_capacity(swept: P
     assert {"queues-winner", "queues-baseline"} <= set(charts)
     notes = [note["text"] for note in charts["rate-0"]["layout"]["annotations"]]
     assert result.winner.capacity is not None and result.baseline.capacity is not None
-    assert notes[0] == "p99_ttft <= 800 ms" or notes[0] == "p99_ttft <= 0.8 s"
+    assert notes[0] in ("P99 TTFT <= 800 ms", "P99 TTFT <= 0.8 s")
     assert f"winner: {result.winner.capacity.text}" in notes[1:]
     lines = [shape["x0"] for shape in charts["rate-0"]["layout"]["shapes"] if "yref" in shape]
     assert result.winner.capacity.rate in lines
@@ -111,7 +111,7 @@ def test_the_comparison_page_shows_each_metric(tmp_path: Path, browser: Any, cap
         title = metric_title(name if name in METRICS else f"{name}_ms")
         assert f"{title} {unit}" in text and result in text
     assert "4 pairs of replications" in text
-    assert check_page(browser, tmp_path / "out" / "report.html", 800, "compare_800.png") == 6
+    assert check_page(browser, tmp_path / "out" / "report.html", 800, "compare_800.png") == 7
 
 
 def test_the_verification_page_shows_errors_and_tolerance(tmp_path: Path, browser: Any, capsys: Any) -> None:
