@@ -129,7 +129,7 @@ def test_the_note_on_open_ties_says_how_many_runs_decide_half_and_all() -> None:
 def test_a_clear_winner_has_no_ties(tmp_path: Path) -> None:
     summary = measured(tmp_path, [110.0, 115.0, 112.0], [100.0, 104.0, 102.0])
     assert summary.winner is not None and summary.winner.config == 1 and summary.decided_by == []
-    assert verdict_of(summary).text.startswith("Winner: group_width=5: makespan 102 ± 4.97 s, -9.")
+    assert verdict_of(summary).text.startswith("Winner: group_width=5: makespan 102.0 ± 5.0 s, -9.2")
 
 
 def test_terms_of_the_ranking_are_kept(tmp_path: Path) -> None:
