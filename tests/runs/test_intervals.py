@@ -109,7 +109,7 @@ def test_the_command_prints_and_stores_intervals(tmp_path: Path, capsys: pytest.
     intervals = stored.pop("intervals")
     value, (low, high) = stored["mean_ttft_ms"], intervals["metrics"]["mean_ttft_ms"]
     assert low < value < high
-    assert f"mean_ttft {format_interval('mean_ttft_ms', value, low, high)}" in " ".join(text.split())
+    assert f"Mean TTFT {format_interval('mean_ttft_ms', value, low, high)}" in " ".join(text.split())
     spread = f"the spread between sessions ({100 * SESSION_SPREAD:g} %)"
     assert f"6 draws of the cost model; calibration uncertainty: the fit, {spread}" in text
     assert read_run(tmp_path / "with").result["intervals"] == intervals
