@@ -74,15 +74,15 @@ def test_plots_have_labels_and_use_given_axes() -> None:
     axes = plt.figure().subplots()
     assert capacity.plot(axes=axes) is axes and axes.get_xlabel() == "request rate (req/s)"
     charts = {
-        "p99_ttft (s)": [capacity.plot(), rates.plot()],
-        "makespan (s)": [capacity.plot("makespan"), swept.plot("policy.max_num_seqs"), rates.plot("makespan")],
+        "P99 TTFT (s)": [capacity.plot(), rates.plot()],
+        "Makespan (s)": [capacity.plot("makespan"), swept.plot("policy.max_num_seqs"), rates.plot("makespan")],
     }
     for label, plots in charts.items():
         assert [plot.get_ylabel() for plot in plots] == [label] * len(plots)
     changes = swept.compare().plot()
     assert changes.get_xlabel() == "B against A (%)"
-    assert next(iter(changes.get_yticklabels())).get_text() == "mean_e2el_ms"
-    assert np.isclose(charts["p99_ttft (s)"][0].lines[1].get_ydata()[0], 3)
+    assert next(iter(changes.get_yticklabels())).get_text() == "Mean end-to-end latency"
+    assert np.isclose(charts["P99 TTFT (s)"][0].lines[1].get_ydata()[0], 3)
     for result in (capacity, rates):
         with pytest.raises(BadInput, match="metric 'speed': expected a metric of the"):
             result.plot("speed")

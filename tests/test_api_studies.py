@@ -114,7 +114,8 @@ def test_compare_takes_results_and_folders(tmp_path: Path, capsys: pytest.Captur
 
 def test_configurations_of_a_sweep_are_compared(swept: Any) -> None:
     winner = swept.compare()
-    assert winner.table.difference["makespan"] == pytest.approx(swept.table.makespan_difference[swept.winner])
+    metric = "mean_e2el_ms"
+    assert winner.table.difference[metric] == pytest.approx(swept.table[f"{metric}_difference"][swept.winner])
     assert servesim.compare(swept, swept).verdict == "A and B are the same in every metric."
     assert swept.compare(0, base=swept.winner).table.difference["makespan"] > 0
     with pytest.raises(BadInput, match="configuration 9: expected a number from 0 to 5"):
@@ -148,7 +149,7 @@ def test_capacity_is_that_of_the_command(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_sweep_exposes_constraints_ties_and_the_table_of_two_parameters(swept: Any) -> None:
     assert swept.constraints == ["p99_ttft_ms <= 8000"]
-    assert swept.verdict.startswith("Winner: max_num_seqs=8: makespan ")
+    assert swept.verdict.startswith("Winner: max_num_seqs=8: mean_e2el_ms ")
     assert swept.table.feasible.sum() == 2 and (swept.table[~swept.table.feasible].violation > 0).all()
     assert swept.ties.relation.tolist() == ["equal"] and swept.ties["policy.max_num_seqs"].tolist() == [8]
     assert swept.ties.index.isin(swept.table.index).all()

@@ -1,4 +1,4 @@
-"""`sim report`, `sim plot` and `sim table`: a finished sweep as a page, as charts or as a table of two parameters."""
+"""`sim report`, `sim plot` and `sim table`: a run or a sweep as a page, a sweep as charts or as a table."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from .notes import print_json
 
 def register(commands: Any) -> None:
     report = commands.add_parser(
-        "report", help="write report.html of a sweep",
-        description="Write one offline HTML page from the finished runs of a sweep.",
+        "report", help="write report.html of a sweep or a run",
+        description="Write one offline HTML page from the finished runs of a sweep, or from a single run.",
     )  # fmt: skip
-    report.add_argument("folder", metavar="DIR", help="folder of `sim sweep`, `sim search` or `sim capacity`")
+    report.add_argument(
+        "folder", metavar="DIR", help="folder of `sim sweep`, `sim search`, `sim capacity`, `sim run` or `sim replay`"
+    )
     options.add(report, {"-o, --output FILE": "file to write (default: DIR/report.html)"})
     report.set_defaults(run=run_report)
 
@@ -50,10 +52,16 @@ def register(commands: Any) -> None:
 def run_report(args: argparse.Namespace) -> int:
     """Write the page and print its path."""
     from servesim.report.rate_page import write_report
+    from servesim.report.run_page import write_run_report
+    from servesim.runs.run_folder import RESULT, read_run
     from servesim.study.result import load_result
 
-    path = Path(args.output) if args.output else Path(args.folder) / "report.html"
-    write_report(load_result(args.folder), path)
+    folder = Path(args.folder)
+    path = Path(args.output) if args.output else folder / "report.html"
+    if (folder / RESULT).is_file():
+        write_run_report(read_run(folder), path)
+    else:
+        write_report(load_result(args.folder), path)
     print(path)
     return 0
 

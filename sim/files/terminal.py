@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import NamedTuple, Optional, TextIO
 COLOURS = {"winner": "1;32", "baseline": "36", "cannot win": "33", "error": "31"}  # meaning -> codes of ECMA-48
 MAX_WORD = 40  # longer words of a narrow column are broken
 GAP = "  "
+NUMBER_GAP = re.compile(r" (?=±|%)|(?<=±) |(?<=,) (?=[-+]?[\d.]+\])")  # inside of 1.2 ± 0.3, 5 % and [1.1, 1.3]
 INDENT = "  "
 
 
@@ -50,6 +52,7 @@ def align_columns(
     all others. `meanings` are those of lines, by their number.
     """
     chosen = [column for column, name in enumerate(lines[0]) if name in text_columns]
+    lines = [[NUMBER_GAP.sub("\xa0", cell) for cell in cells] for cells in lines]
     widths = fit_widths(lines, chosen, screen.width)
     result = []
     for number, cells in enumerate(lines):
@@ -57,7 +60,7 @@ def align_columns(
                    for cell, width in zip(cells, widths)]  # fmt: skip
         for k in range(max(map(len, wrapped))):
             parts = [part[k] if k < len(part) else "" for part in wrapped]
-            text = GAP.join(part.ljust(width) for part, width in zip(parts, widths)).rstrip()
+            text = GAP.join(part.ljust(width) for part, width in zip(parts, widths)).rstrip().replace("\xa0", " ")
             result.append(paint(text, (meanings or {}).get(number, ""), screen))
     return result
 
@@ -68,7 +71,7 @@ def fit_widths(lines: Sequence[Sequence[str]], text_columns: Sequence[int], widt
     widths = [max(map(len, cells)) for cells in columns]
     if width is None:
         return widths
-    words = [[len(word) for cell in cells for word in cell.split()] for cells in columns]
+    words = [[len(word) for cell in cells for word in cell.split(" ")] for cells in columns]
     smallest = [min(MAX_WORD, max(lengths, default=0)) for lengths in words]
     for group in (text_columns, range(len(columns))):
         while sum(widths) + len(GAP) * (len(widths) - 1) > width:

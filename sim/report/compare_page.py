@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Optional
 
 from servesim.config.scenario import Scenario
+from servesim.runs.metric_table import format_number, metric_title
 from servesim.statistics.number_format import format_metric
 from servesim.study.compare import COLUMNS, Difference, basis_of, name_of_b, summarise
 from servesim.study.compared_runs import ComparedRuns
 
 from .page import MetricFact, ResultCard, page_table, write_page
-from .plots import Chart, axis_scale, equal_line, metric_rows_layout, plain, points, show, value_axis
+from .plots import Chart, axis_scale, equal_line, metric_rows_layout, plain, points, value_axis
 from .trust import CHECK, GOOD, WARN, Fact, facts_of_profiles, policy_fact
 
 OUTCOME_COLOURS = {
@@ -70,14 +71,14 @@ def change_text(difference: Difference) -> str:
 def change_chart(differences: Sequence[Difference]) -> Chart:
     """Return the relative change of each metric with its interval."""
     shown = [d for d in differences if math.isfinite(d.relative.mean)]
-    names = [d.objective.metric for d in shown]
+    names = [metric_title(d.objective.metric) for d in shown]
     data = []
     for row, d in enumerate(shown):
         mean, low, high = (None if part is None else 100 * part for part in d.relative)
         assert mean is not None
         metric = d.objective.metric
-        levels = f"A: {format_metric(d.a, metric)}<br>B: {format_metric(d.b, metric)}"
-        hover = f"<b>{metric}</b><br>{levels}<br>{plain(d.describe())}"
+        levels = f"A: {format_metric(d.a, metric, d.unit)}<br>B: {format_metric(d.b, metric, d.unit)}"
+        hover = f"<b>{metric_title(metric)}</b><br>{levels}<br>{plain(d.describe())}"
         trace = points(d.outcome, [(mean, row)], [hover], OUTCOME_COLOURS[d.outcome], size=11)
         if low is not None and high is not None:
             bars = {"type": "data", "symmetric": False, "array": [high - mean], "arrayminus": [mean - low]}
@@ -94,9 +95,9 @@ def pair_chart(difference: Difference, number: int) -> Optional[Chart]:
     first, second, paired, (kind, _) = difference.values
     if len(first) < 2 or not paired:
         return None
-    divisor, title = axis_scale(metric, [*first, *second])
-    xy = [(x / divisor, y / divisor) for x, y in zip(first, second)]
-    hover = [f"<b>pair {k}</b><br>A: {show(x)}<br>B: {show(y)}" for k, (x, y) in enumerate(xy, 1)]
+    unit, title = axis_scale(metric, [*first, *second])
+    xy = [(x / unit.divisor, y / unit.divisor) for x, y in zip(first, second)]
+    hover = [f"<b>pair {k}</b><br>A: {format_number(x)}<br>B: {format_number(y)}" for k, (x, y) in enumerate(xy, 1)]
     data = [equal_line([value for pair in xy for value in pair])]
     data.append(points(kind, xy, hover, OUTCOME_COLOURS[difference.outcome], size=8))
     layout = {
@@ -104,4 +105,6 @@ def pair_chart(difference: Difference, number: int) -> Optional[Chart]:
         "showlegend": False, "height": 300,
     }  # fmt: skip
     side = "above" if difference.objective.goal == "max" else "below"
-    return Chart(f"pairs-{number}", f"{metric}: one point per pair", data, layout, f"B is better {side} the line.")
+    return Chart(
+        f"pairs-{number}", f"{metric_title(metric)}: one point per pair", data, layout, f"B is better {side} the line."
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,9 +12,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
+from markupsafe import Markup, escape
+from servesim.config.export import TARGETS, export_scenario
+from servesim.config.exported import Exported
+from servesim.config.layers import Tree
+from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
 from servesim.files.chart_style import DARK, FONT, LIGHT
 from servesim.files.write import open_text
+from servesim.runs.metric_table import LATENCIES, METRICS, is_metric, metric_title, title_inside
+from servesim.statistics.number_format import format_metric
 from servesim.study.columns import Column, columns_in
 from servesim.study.experiment import format_value, short_key
 
@@ -48,6 +56,7 @@ def render(template: str, folder: Path = TEMPLATES, **content: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["metrics"] = name_metrics
     style = {"light": LIGHT, "dark": DARK, "font": FONT}
     return environment.get_template(template).render(**content, style=style)
 
@@ -99,6 +108,39 @@ class ResultCard:
     settings: Sequence[tuple[str, str]] = ()
     notes: Sequence[str] = ()
     times: str = ""  # where the time of a request goes
+    limit: str = ""  # what limits the run
+    server: Optional[Exported] = None  # how to start the real server with these settings
+
+
+def exported_server(tree: Tree) -> Optional[Exported]:
+    """Return the command or the configuration of the server of a scenario; None for policies without a server."""
+    try:
+        scenario = scenario_from(tree)
+        target = next((name for name, exporters in TARGETS.items() if scenario.policy["name"] in exporters), None)
+        return None if target is None else export_scenario(scenario, target)
+    except BadInput:  # the server does not start with it, or the profile is gone
+        return None
+
+
+METRIC_KEY = re.compile(
+    rf"(?<![\w.])(p[\d.]+_(?:{'|'.join(LATENCIES)})_ms|makespan|mfu|mbu|"
+    rf"(?:{'|'.join(sorted((name for name in METRICS if '_' in name), key=len, reverse=True))})(?!\w))"
+    r"(\[\w+=[^\[\]]+\])?(?: (<=|>=) ([\d.]+)(?! *\*|[\w.]*\w))?"
+)
+
+
+def name_metrics(text: str) -> Markup:
+    """Return a text as HTML: metrics as people call them with their keys in tooltips, and bounds with units."""
+    if is_metric(text):
+        return Markup('<abbr title="{}">{}</abbr>').format(text, metric_title(text))
+    parts, end = [], 0
+    for match in METRIC_KEY.finditer(text):
+        name, before = match[1] + (match[2] or ""), text[: match.start()]
+        title = metric_title(name) if not before or before.endswith(". ") else title_inside(name)
+        bound = f" {match[3]} {format_metric(float(match[4]), name)}" if match[3] else ""
+        parts += [escape(text[end : match.start()]), Markup('<abbr title="{}">{}</abbr>{}').format(name, title, bound)]
+        end = match.end()
+    return Markup("").join([*parts, escape(text[end:])])
 
 
 def setting_chips(assignment: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -160,7 +202,10 @@ def page_table(
     chosen = columns_in(columns, "page")
     lines = [[page_cell(column, row) for column in chosen] for row in rows]
     numeric = [any(cell.numeric for cell in cells) for cells in zip(*lines)]
-    heads = [Head(column.head, column.name, is_numeric, column.wrap) for column, is_numeric in zip(chosen, numeric)]
+    heads = [
+        Head(column.page_title or column.head, column.name, is_numeric, column.wrap)
+        for column, is_numeric in zip(chosen, numeric)
+    ]
     if style is None:
         return Table(heads, [TableRow(line) for line in lines])
     styles = map(style, rows)

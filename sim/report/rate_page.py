@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from servesim.runs.request_rate import format_rate
@@ -20,9 +21,19 @@ from servesim.study.result import Result
 from servesim.study.table import format_count
 from servesim.study.verdict import verdict_of
 
-from .page import MAX_TABLE_ROWS, ResultCard, RowStyle, Table, Tag, page_table, setting_chips, write_page
+from .page import (
+    MAX_TABLE_ROWS,
+    ResultCard,
+    RowStyle,
+    Table,
+    Tag,
+    exported_server,
+    page_table,
+    setting_chips,
+    write_page,
+)
 from .rate_charts import curve_key, drawn_curves, rate_charts
-from .recorded_runs import record_runs, roles_at_rate
+from .recorded_runs import RecordedRun, record_runs, roles_at_rate
 from .sweep_page import charts_of_runs, describe_counted, write_sweep_report
 from .trust import capacity_fact, sweep_facts
 
@@ -51,7 +62,7 @@ def write_rate_report(result: RateSummary, path: Path) -> None:
     curves, kind = drawn_curves(result), "Capacity" if result.is_single else "Sweep over rates"
     write_page(
         path, "rates.html", title=f"{kind}: {experiment.name}", about=describe_runs(result),
-        trust=sweep_facts(summary, runs, roles, capacity_fact(result)), result=result_card(result),
+        trust=sweep_facts(summary, runs, roles, capacity_fact(result)), result=result_card(result, runs),
         shown=format_rate(shown), key=curve_key(curves), rates=rate_table(result),
         curves=rate_charts(curves, experiment.subject_to, objectives), **charts_of_runs(summary, runs),
         table=None if result.is_single else capacities(result),
@@ -83,7 +94,7 @@ def is_saturated(summary: Summary) -> bool:
     return summary.winner is None or "saturated" in summary.winner.labels
 
 
-def result_card(result: RateSummary) -> ResultCard:
+def result_card(result: RateSummary, runs: Sequence[RecordedRun]) -> ResultCard:
     """Return the verdict, and the winner by capacity with its settings."""
     verdict, winner, notes = result.verdict, result.winner, []
     if result.experiment.subject_to and not result.experiment.precision:
@@ -95,7 +106,8 @@ def result_card(result: RateSummary) -> ResultCard:
     if winner is None or winner.capacity is None:
         return ResultCard(title, verdict.text, notes=notes)
     big, settings = f"up to {winner.capacity.text}", setting_chips(winner.assignment)
-    return ResultCard(title, verdict.text, won, big, settings=settings, notes=notes)
+    limit, server = runs[0].limit if runs else "", exported_server(result.experiment.tree(winner.config))
+    return ResultCard(title, verdict.text, won, big, settings=settings, notes=notes, limit=limit, server=server)
 
 
 def rate_table(result: RateSummary) -> Table:
@@ -103,7 +115,7 @@ def rate_table(result: RateSummary) -> Table:
     if result.is_single:
         return page_table(point_columns(result), result.baseline.points)
     columns = [
-        Column("rate", lambda item: item[0], lambda item: format_rate(item[0]), shown=("page",)),
+        Column("rate", lambda item: item[0], lambda item: f"{item[0]:.10g}", "rate (req/s)", ("page",)),
         Column("result", lambda item: verdict_of(item[1]).text, shown=("page",), wrap=True),
     ]
     return page_table(columns, list(result.by_rate.items()))

@@ -16,6 +16,7 @@ from servesim.engine.rules import EngineRules, rules_of
 from servesim.engine.server import Server
 from servesim.engine.shape import Padding, step_shape
 from servesim.engine.step import Step
+from servesim.runs.limit import limit_of
 from servesim.runs.metrics import request_arrays, time_per_token
 from servesim.runs.simulate import simulate
 from servesim.runs.timeline import QueueLog
@@ -82,6 +83,7 @@ class RecordedRun:
     requests: int
     profile: Profile
     latencies: Mapping[str, Sequence[float]] = field(default_factory=dict)  # name: quantiles in seconds
+    limit: str = ""  # what limits the run, as a sentence
     outside: Optional[float] = None  # fraction of the model calls outside the measured range; None: no range is known
 
 
@@ -107,7 +109,9 @@ def record_run(summary: Summary, role: str, row: Row, context: RunContext) -> Re
         steps = StepRange(profile, padding, rules_of(policy))
     run = simulate(scenario, trace, [log, *([steps] if steps else [])], profile=profile)
     outside = None if not profile.about.get("grid") else steps.outside / max(1, steps.calls) if steps else 0.0
-    return RecordedRun(role, row, log, len(trace), profile, latency_quantiles(run.requests), outside)
+    return RecordedRun(
+        role, row, log, len(trace), profile, latency_quantiles(run.requests), limit_of(run).text, outside
+    )
 
 
 def latency_quantiles(requests: Sequence[Request]) -> dict[str, Sequence[float]]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from servesim.runs.metric_table import format_number, format_quantity, metric_title, unit_of
 from servesim.runs.notes import LABEL_MEANINGS, sentence
 from servesim.runs.request_rows import STATES
 from servesim.runs.text import STATE_LABELS
 from servesim.statistics.intervals import Interval
-from servesim.statistics.number_format import format_mean, format_number
+from servesim.statistics.number_format import format_mean
 from servesim.statistics.objective import Objective
 from servesim.study.columns import Column
 from servesim.study.experiment import Experiment, format_value
@@ -32,6 +33,7 @@ from .page import (
     RowStyle,
     Table,
     Tag,
+    exported_server,
     page_table,
     setting_chips,
     write_page,
@@ -53,7 +55,7 @@ def write_sweep_report(summary: Summary, path: Path) -> None:
     runs = record_runs(summary, roles)
     write_page(
         path, "sweep.html", title=f"Sweep report: {summary.experiment.name}", about=describe_runs(summary),
-        trust=sweep_facts(summary, runs, roles), result=result(summary),
+        trust=sweep_facts(summary, runs, roles), result=result(summary, runs),
         single_changes=single_changes(summary, curves), two_knobs=heat_table(summary),
         trade_offs=trade_offs(summary) if len(summary.rows) > 1 else [],
         knobs=knob_charts(curves), times=times(summary), table=configurations(summary),
@@ -77,7 +79,7 @@ def describe_runs(summary: Summary) -> str:
     return f"{counts}. {describe_counted(summary.experiment)}"
 
 
-def result(summary: Summary) -> ResultCard:
+def result(summary: Summary, runs: Sequence[RecordedRun]) -> ResultCard:
     """Return the verdict, and the leading configuration with its metrics."""
     verdict, row = verdict_of(summary), leader(summary)
     notes = [*describe_draws(summary), *describe_confirmation(summary), *describe_constraints(summary)]
@@ -86,18 +88,19 @@ def result(summary: Summary) -> ResultCard:
     if row is None:
         return ResultCard(title, verdict.text, notes=texts)
     first, *others = summary.experiment.objectives
-    big = f"{first.metric.removesuffix('_ms')} {format_mean(row.means[first.metric], first.metric)}"
+    big = f"{first.metric} {format_mean(row.means[first.metric], first.metric)}"
     facts = [metric_fact(row, objective) for objective in others]
     change, settings = compare_with_baseline(row, first), setting_chips(row.assignment)
-    times = request_times(row, summary.baseline)
-    return ResultCard(title, verdict.text, won, big, change, facts, settings, texts, times)
+    times, limit = request_times(row, summary.baseline), runs[0].limit if runs else ""
+    server = exported_server(summary.experiment.tree(row.config)) if row.eligible else None
+    return ResultCard(title, verdict.text, won, big, change, facts, settings, texts, times, limit, server)
 
 
 def metric_fact(row: Row, objective: Objective) -> MetricFact:
     """Return a further objective of the leading configuration."""
     metric = objective.metric
     value = format_mean(row.means[metric], metric)
-    return MetricFact(metric.removesuffix("_ms"), value, compare_with_baseline(row, objective))
+    return MetricFact(metric, value, compare_with_baseline(row, objective))
 
 
 def compare_with_baseline(row: Row, objective: Objective) -> str:
@@ -115,17 +118,22 @@ def request_times(row: Row, baseline: Row) -> str:
     seconds, base = row.time_breakdown(), baseline.time_breakdown()
     if not seconds or not base:
         return "No times of requests: a compared configuration served no request."
-    total, before = sum(seconds.values()), sum(base.values())
-    text = f"A request takes {format_number(total)} s on average"
     if row is baseline:
-        largest = sorted(((seconds[name], STATE_LABELS[name]) for name in STATES), reverse=True)
-        parts = [f"{name} {format_number(part)} s" for part, name in largest if part > 0.005 * total]
-        return f"{text}: {', '.join(parts)}."
+        return describe_times(seconds)
+    total, before = sum(seconds.values()), sum(base.values())
     changes = sorted(((seconds[name] - base[name], STATE_LABELS[name]) for name in STATES), key=lambda item: item[0])
     less = [f"{name} -{format_number(-change)} s" for change, name in changes if change < -0.005 * before]
     more = [f"{name} +{format_number(change)} s" for change, name in changes[::-1] if change > 0.005 * before]
     changed = ": " + ", ".join(less + more) if less or more else ""
-    return f"{text} (baseline: {format_number(before)} s){changed}."
+    return f"A request takes {format_number(total)} s on average (baseline: {format_number(before)} s){changed}."
+
+
+def describe_times(seconds: Mapping[str, float]) -> str:
+    """Return where a request spends its time, the longest part first."""
+    total = sum(seconds.values())
+    largest = sorted(((seconds.get(name, 0.0), STATE_LABELS[name]) for name in STATES), reverse=True)
+    parts = [f"{name} {format_number(part)} s" for part, name in largest if part > 0.005 * total]
+    return f"A request takes {format_number(total)} s on average: {', '.join(parts)}."
 
 
 def single_changes(summary: Summary, curves: Sequence[Knob]) -> Table | None:
@@ -134,11 +142,13 @@ def single_changes(summary: Summary, curves: Sequence[Knob]) -> Table | None:
     if not costs:
         return None
     objective = summary.experiment.objectives[0]
-    signed = lambda cost: format_mean(cost.change, objective.metric, True)  # noqa: E731
+    unit = unit_of(objective.metric, [row.mean(objective.metric) for row in summary.rows])
+    title = metric_title(objective.metric)
+    signed = lambda cost: format_quantity(cost.change.mean, cost.change.half_width, unit, True)  # noqa: E731
     columns = [
         Column("setting", lambda cost: cost.knob, shown=("page",)),
         Column("changed to", lambda cost: cost.value, shown=("page",)),
-        Column(f"change of {objective.metric}", lambda cost: cost.change.mean, signed, shown=("page",)),
+        Column("change", lambda cost: cost.change.mean, signed, unit.after(f"change of {title}"), ("page",)),
         Column("effect", lambda cost: effect(cost.change, objective), shown=("page",)),
     ]
     return page_table(columns, costs)

@@ -49,7 +49,7 @@ def profile_facts(source: Any) -> list[Fact]:
         profile = source if isinstance(source, Profile) else load_profile(source)
     except BadInput as bad:
         return [Fact("Profile", f"cannot be loaded now: {bad}", WARN)]
-    if profile.path is None:
+    if profile.path is None and not profile.about.get("derived"):
         return [Fact("Profile", "step costs are written in the scenario: not measured, no known error", WARN)]
     about = profile.about
     kind = ", ".join(str(about[key]) for key in ("device", "dtype") if about.get(key))

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from servesim.config.scenario import Scenario
 from servesim.files.chart_style import SERIES
+from servesim.runs.metric_table import format_number, metric_title
 from servesim.statistics.number_format import format_metric
 from servesim.study.columns import Column
 from servesim.study.table import format_count
 
 from .charts import Latencies, latency_charts
 from .page import MetricFact, ResultCard, Table, page_table, write_page
-from .plots import Chart, Limit, equal_line, metric_rows_layout, plain, points, show, value_axis, with_limits
+from .plots import Chart, Limit, equal_line, metric_rows_layout, plain, points, value_axis, with_limits
 from .recorded_runs import QUANTILES
 from .trust import CHECK, GOOD, Fact, facts_of_profiles, policy_fact
 
@@ -132,7 +133,7 @@ def error_chart(runs: Sequence[VerifiedRun], checked: Sequence[str], tolerance: 
         xy = [(100 * run.metric(name)["error"], row + shift) for row, name in known]
         hover = [error_text(run, name) for _, name in known]
         data.append(points(plain(run.name or "run", 40), xy, hover, run_colour(index), size=10))
-    layout = metric_rows_layout(checked, "simulated - measured (%)", 1 < len(runs) <= 12)
+    layout = metric_rows_layout(list(map(metric_title, checked)), "simulated - measured (%)", 1 < len(runs) <= 12)
     limits = [] if tolerance is None else [Limit("x", sign * 100 * tolerance, "tolerance") for sign in (-1, 1)]
     return Chart("errors", "Error of each metric", data, with_limits(layout, limits))
 
@@ -142,7 +143,8 @@ def error_text(run: VerifiedRun, name: str) -> str:
     row = run.metric(name)
     sources = [f"<br>{text}: {100 * row[key]:+.2f} %" for key, text in SOURCES.items() if row.get(key) is not None]
     values = f"simulated {format_metric(row['simulated'], name)}, measured {format_metric(row['measured'], name)}"
-    return f"<b>{plain(run.name or 'run')}</b><br>{name}: {100 * row['error']:+.2f} %<br>{values}{''.join(sources)}"
+    error = f"{metric_title(name)}: {100 * row['error']:+.2f} %"
+    return f"<b>{plain(run.name or 'run')}</b><br>{error}<br>{values}{''.join(sources)}"
 
 
 def request_charts(runs: Sequence[VerifiedRun]) -> list[Chart]:
@@ -154,7 +156,7 @@ def request_charts(runs: Sequence[VerifiedRun]) -> list[Chart]:
             pairs = list(run.latencies.get(key, ()))
             pairs = pairs[:: max(1, math.ceil(len(pairs) / MAX_DOTS))]
             values += [value for pair in pairs for value in pair if value > 0]
-            hover = [f"measured {show(m)} s<br>simulated {show(s)} s" for s, m in pairs]
+            hover = [f"measured {format_number(m)} s<br>simulated {format_number(s)} s" for s, m in pairs]
             xy = [(measured, simulated) for simulated, measured in pairs]
             data.append(points(plain(run.name or "run", 40), xy, hover, run_colour(index), size=4, opacity=0.6))
         if not values:

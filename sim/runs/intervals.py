@@ -21,7 +21,7 @@ from servesim.costs.device_profile import Profile
 from servesim.costs.uncertainty import OVERLAP_SPREAD, RANGE_SPREAD
 from servesim.traces.trace import Trace
 
-from .metric_table import metric_named, metrics_in
+from .metric_table import digits_of, metrics_in, unit_of
 from .notes import note
 from .saturation import Load, load_of
 from .simulate import Run, load_trace, simulate
@@ -138,6 +138,7 @@ def describe_intervals(intervals: Mapping[str, Any], profile: str) -> list[str]:
 
 def format_interval(metric: str, value: float, low: float, high: float) -> str:
     """Return `16.0 ms [14.8, 17.9]`, with two digits of the width."""
-    digits = 2 if high <= low else min(6, max(0, 1 - math.floor(math.log10(high - low))))
-    text = f"{value:,.{digits}f} {metric_named(metric).unit}".strip()
-    return f"{text} [{low:,.{digits}f}, {high:,.{digits}f}]"
+    unit = unit_of(metric, [value])
+    value, low, high = (number / unit.divisor for number in (value, low, high))
+    digits = digits_of(high - low)
+    return f"{value:,.{digits}f} {unit.name}".strip() + f" [{low:,.{digits}f}, {high:,.{digits}f}]"

@@ -19,7 +19,7 @@ from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
 from servesim.costs.device_profile import load_profile
 from servesim.files.terminal import PLAIN, Screen, align_columns
-from servesim.runs.metric_table import metric_named
+from servesim.runs.metric_table import Unit, metric_named, unit_of
 from servesim.runs.notes import note
 from servesim.runs.run_warnings import source_notes
 from servesim.statistics.constraints import VERDICTS, Bound, describe_bounds, parse_bounds
@@ -55,6 +55,11 @@ class CheckedBound:
         if not self.bound.of_baseline:
             return self.bound.value
         return math.nan if self.change is None else self.bound.value * self.change.a
+
+    @property
+    def unit(self) -> Unit:
+        """The unit of the limit, the value and the baseline."""
+        return unit_of(self.bound.metric, [self.limit, self.value.mean, None if self.change is None else self.change.a])
 
     @property
     def verdict(self) -> str:
@@ -200,15 +205,17 @@ def change_column(name: str, value: Any, **options: Any) -> Column:
 
 BASELINE_COLUMNS = (
     change_column("baseline", lambda change: change.a, shown=EVERYWHERE,
-                  text=lambda row: format_metric(row.change and row.change.a, row.bound.metric)),
+                  text=lambda row: format_metric(row.change and row.change.a, row.bound.metric, row.unit)),
     change_column("change", lambda change: change.relative.mean, text=describe_change, shown=EVERYWHERE),
     change_column("change_low", lambda change: change.relative.low),
     change_column("change_high", lambda change: change.relative.high),
 )  # fmt: skip
 COLUMNS = (  # a row is a CheckedBound
     Column("constraint", lambda row: str(row.bound), shown=EVERYWHERE),
-    Column("limit", lambda row: row.limit, lambda row: format_metric(row.limit, row.bound.metric), shown=EVERYWHERE),
-    Column("value", lambda row: row.value.mean, lambda row: format_mean(row.value, row.bound.metric), shown=EVERYWHERE),
+    Column("limit", lambda row: row.limit, lambda row: format_metric(row.limit, row.bound.metric, row.unit),
+           shown=EVERYWHERE),
+    Column("value", lambda row: row.value.mean, lambda row: format_mean(row.value, row.bound.metric, unit=row.unit),
+           shown=EVERYWHERE),
     Column("half_width", lambda row: row.value.half_width),
     *BASELINE_COLUMNS,
     Column("verdict", lambda row: row.verdict, lambda row: f"{row.verdict}{row.reason and f': {row.reason}'}",

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal, Optional
 
 from servesim.files.write import csv_writer, open_text
+from servesim.runs.metric_table import Unit, format_quantity, metric_title, short_metric, unit_of
 from servesim.statistics.intervals import Interval
-from servesim.statistics.number_format import format_mean
 
 Medium = Literal["data", "terminal", "page"]  # data: CSV, JSON and frames
 EVERYWHERE: tuple[Medium, ...] = ("data", "terminal", "page")
@@ -32,6 +32,7 @@ class Column:
     shown: Sequence[Medium] = ("data",)
     group: str = ""  # key of JSON that contains the columns of a group
     wrap: bool = False  # a long text, wrapped first on a narrow terminal
+    page_title: Optional[str] = None  # above the column of a page; None: as printed
 
     @property
     def head(self) -> str:
@@ -42,10 +43,17 @@ class Column:
         return str(self.value(row)) if self.text is None else self.text(row)
 
 
-def metric_column(metric: str, value: Callable[[Any], Interval], shown: Sequence[Medium]) -> Column:
-    """Return the column of a metric, printed with unit and half-width; `value` returns its mean and interval."""
-    text = lambda row: format_mean(value(row), metric)  # noqa: E731
-    return Column(metric, lambda row: value(row).mean, text, None, shown, "metrics")
+def metric_column(
+    metric: str, value: Callable[[Any], Interval], shown: Sequence[Medium], rows: Sequence[Any] = ()
+) -> Column:
+    """Return the column of a metric, printed with half-width; `value` returns its mean and interval.
+
+    `rows` are all rows, whose values have one unit.
+    """
+    unit = unit_of(metric, [value(row).mean for row in rows]) if len(shown) > 1 else Unit("")
+    text = lambda row: format_quantity(*value(row)[:2], unit)  # noqa: E731
+    heads = [unit.after(name) for name in (short_metric(metric), metric_title(metric))]
+    return Column(metric, lambda row: value(row).mean, text, heads[0], shown, "metrics", page_title=heads[1])
 
 
 def inner_columns(columns: Sequence[Column], inner: Callable[[Any], Any]) -> list[Column]:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
 from servesim.core import BadInput
 from servesim.files.terminal import PLAIN, Screen, align_columns
 from servesim.runs.leading import leading_metrics
-from servesim.runs.metric_table import metrics_in
+from servesim.runs.metric_table import Unit, format_quantity, metrics_in, short_metric, unit_of
 from servesim.statistics.intervals import Interval, with_draws
-from servesim.statistics.number_format import format_mean, format_metric
+from servesim.statistics.number_format import format_mean
 from servesim.statistics.objective import Objective, parse_objective
 from servesim.statistics.two_samples import RelativeChange, TwoSamples, relative_change
 
-from .columns import EVERYWHERE, Column, json_row, printed_cells, wrapped_heads
+from .columns import EVERYWHERE, Column, Medium, json_row, printed_cells, wrapped_heads
 from .compared_runs import ComparedRuns, paired_draws, two_samples
 from .ranking import find_invalid
 from .study_keys import INDIFFERENCE
@@ -36,6 +36,11 @@ class Difference:
     relative: RelativeChange  # the change as a fraction of A
     values: TwoSamples
     draws: Sequence[float] = ()  # B minus A in each draw of the cost model
+
+    @property
+    def unit(self) -> Unit:
+        """The unit of A, of B and of their difference."""
+        return unit_of(self.objective.metric, [self.a, self.b])
 
     @property
     def outcome(self) -> str:
@@ -173,14 +178,26 @@ def name_of_b(a: ComparedRuns, b: ComparedRuns) -> str:
 
 def signed_change(difference: Difference) -> str:
     """Return B minus A with its half-width and unit."""
-    return format_mean(difference.change, difference.objective.metric, True)
+    return format_mean(difference.change, difference.objective.metric, True, difference.unit)
+
+
+def unit_column(name: Callable[[str], str], medium: Medium) -> Column:
+    """Return the metric of each row with the unit of its values."""
+    return Column("metric", lambda d: d.unit.after(name(d.objective.metric)), shown=(medium,))
 
 
 COLUMNS = (  # a row is a Difference
-    Column("metric", lambda d: d.objective.metric, shown=("terminal", "page")),
-    Column("a", lambda d: d.a, lambda d: format_metric(d.a, d.objective.metric), "A", EVERYWHERE),
-    Column("b", lambda d: d.b, lambda d: format_metric(d.b, d.objective.metric), "B", EVERYWHERE),
-    Column("difference", lambda d: d.change.mean, signed_change, "B - A", EVERYWHERE),
+    unit_column(short_metric, "terminal"),
+    unit_column(str, "page"),
+    Column("a", lambda d: d.a, lambda d: format_quantity(d.a, None, d.unit), "A", EVERYWHERE),
+    Column("b", lambda d: d.b, lambda d: format_quantity(d.b, None, d.unit), "B", EVERYWHERE),
+    Column(
+        "difference",
+        lambda d: d.change.mean,
+        lambda d: format_quantity(d.change.mean, d.change.half_width, d.unit, True),
+        "B - A",
+        EVERYWHERE,
+    ),
     Column("half_width", lambda d: d.change.half_width),
     Column("relative", lambda d: d.relative.mean),
     Column("relative_low", lambda d: d.relative.low),

@@ -17,11 +17,11 @@ from typing import Any, Optional
 from servesim.config.layers import Tree
 from servesim.core import BadInput
 from servesim.files.terminal import Screen, align_columns
+from servesim.runs.metric_table import format_quantity, unit_of
 from servesim.runs.notes import LABEL_MEANINGS
 from servesim.runs.request_rate import format_rate
 from servesim.statistics.constraints import describe_bounds
 from servesim.statistics.intervals import Interval, interval
-from servesim.statistics.number_format import format_metric
 
 from .columns import EVERYWHERE, Column, inner_columns, metric_column, printed_cells, wrapped_heads, write_csv
 from .experiment import Experiment
@@ -40,6 +40,7 @@ from .table import (
 from .verdict import (
     Verdict,
     deciding_metrics,
+    describe_needed_of,
     describe_refused,
     meaning,
     profile_notes,
@@ -222,11 +223,11 @@ def point_columns(result: RateSummary) -> list[Column]:
     missed = lambda point: f"no: {point.problem}" if point.problem else "yes"  # noqa: E731
     return [
         Column("config", lambda point: point.row.config),
-        Column("rate", lambda point: point.rate, lambda point: format_rate(point.rate), shown=EVERYWHERE),
+        Column("rate", lambda point: point.rate, lambda point: f"{point.rate:.10g}", "rate (req/s)", EVERYWHERE),
         *inner_columns(setting_columns(summary), lambda point: point.row),
         Column("meets", lambda point: point.good, meets, shown=("data", "terminal")),
         Column("problem", lambda point: point.problem, missed, "meets the constraints", ("data", "page"), wrap=True),
-        *(metric_column(name, mean(name), EVERYWHERE) for name in objectives),
+        *(metric_column(name, mean(name), EVERYWHERE, result.baseline.points) for name in objectives),
         *(metric_column(name, mean(name), ("data",)) for name in other_metrics(summary)),
     ]
 
@@ -242,7 +243,7 @@ def capacity_columns(result: RateSummary) -> list[Column]:
     ]  # fmt: skip
     if result.experiment.subject_to:
         columns += [
-            Column("capacity", capacity_field("rate"), capacity_text, shown=EVERYWHERE),
+            Column("capacity", capacity_field("rate"), capacity_text, "capacity (req/s)", EVERYWHERE),
             *(Column(name, capacity_field(name)) for name in ("missed_at", "reason", "upper_bound", "missed_below")),
         ]  # fmt: skip
     return [
@@ -261,12 +262,15 @@ def capacity_field(name: str) -> Callable[[Curve], Any]:
 
 def capacity_text(curve: Curve) -> str:
     """Return the capacity as tables print it."""
-    return "does not start" if curve.refused else "" if curve.capacity is None else curve.capacity.text
+    text = "" if curve.capacity is None else curve.capacity.text
+    return "does not start" if curve.refused else text.replace(" req/s", "")
 
 
 def level_column(result: RateSummary, rate: float) -> Column:
     """Return the main metric at one rate; ! marks a rate that misses a constraint, with the name of another metric."""
     metric = result.main_metric
+    values = [point.row.mean(metric) for curve in result.curves for point in curve.points]
+    unit = unit_of(metric, values)
 
     def level(curve: Curve) -> float:
         return next((point.row.mean(metric) for point in curve.points if point.rate == rate), math.nan)
@@ -274,11 +278,11 @@ def level_column(result: RateSummary, rate: float) -> Column:
     def text(curve: Curve) -> str:
         point = next((point for point in curve.points if point.rate == rate), None)
         if point is None or point.good or not result.experiment.subject_to:
-            return "" if point is None else format_metric(level(curve), metric)
+            return "" if point is None else format_quantity(level(curve), None, unit)
         others = [] if metric in point.problems else list(point.problems)
-        return " ".join([format_metric(level(curve), metric), "!", ", ".join(others)]).strip()
+        return " ".join([format_quantity(level(curve), None, unit), "!", ", ".join(others)]).strip()
 
-    return Column(f"at_{rate:g}", level, text, f"{rate:.6g} req/s", ("terminal", "page"))
+    return Column(f"at_{rate:g}", level, text, unit.after(f"at {rate:.6g} req/s"), ("terminal", "page"))
 
 
 def curve_labels(curve: Curve) -> str:
@@ -310,8 +314,9 @@ def format_rate_summary(result: RateSummary, top: int, screen: Screen) -> str:
 
 def format_tables(result: RateSummary, top: int, screen: Screen) -> str:
     """Return the table of each rate; notes that are the same at all rates are below the last one."""
-    notes = {rate: table_notes(summary) for rate, summary in result.by_rate.items()}
+    notes = {rate: table_notes(summary, hint=False) for rate, summary in result.by_rate.items()}
     common = [note for note in notes[result.rates[0]] if all(note in others for others in notes.values())]
+    common += describe_needed_of(result.by_rate.values())
     tables = []
     for rate, summary in result.by_rate.items():
         own = [note for note in notes[rate] if note not in common]

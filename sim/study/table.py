@@ -44,6 +44,7 @@ def format_difference(row: Row, metric: str) -> str:
 def sweep_columns(summary: Summary) -> list[Column]:
     """Return the columns of a sweep: a row is a configuration. Some are present only if their feature is used."""
     experiment, draws = summary.experiment, summary.draw_count
+    changed = lambda row: changed_settings(row, summary)  # noqa: E731
     columns = [] if experiment.rate is None else [Column("rate", lambda row: experiment.rate)]
     columns += [
         Column("rank", lambda row: row.rank, format_rank, shown=EVERYWHERE),
@@ -59,14 +60,13 @@ def sweep_columns(summary: Summary) -> list[Column]:
         Column("counted", lambda row: describe_window(experiment)),
         *setting_columns(summary),
         *(column for number in range(len(experiment.objectives)) for column in objective_columns(summary, number)),
-        *(metric_column(name, mean_of(name), shown) for name, shown in other_metrics(summary).items()),
+        Column("changed_settings", changed, None, "changed settings", ("terminal",), wrap=True),
+        *(metric_column(name, mean_of(name), shown, summary.rows) for name, shown in other_metrics(summary).items()),
     ]
     if experiment.intervals:
         won = lambda row: f"{row.draws_won} of {draws}" if row.draws else ""  # noqa: E731
         shown = EVERYWHERE if draws else EVERYWHERE[:1]
         columns.append(Column("draws_won", lambda row: row.draws_won, won, "draws won", shown))
-    changed = lambda row: changed_settings(row, summary)  # noqa: E731
-    columns.append(Column("changed_settings", changed, None, "changed settings", ("terminal",), wrap=True))
     return [*columns, label_column(summary)]
 
 
@@ -112,11 +112,14 @@ def objective_columns(summary: Summary, number: int) -> list[Column]:
     """
     metric = summary.experiment.objectives[number].metric
     name, shown = f"{metric}_difference", EVERYWHERE if number == 0 else ("data", "page")
-    versus = lambda row: "" if row is summary.baseline else format_difference(row, metric)  # noqa: E731
+
+    def versus(row: Row) -> str:
+        return "" if row is summary.baseline else format_difference(row, metric).removesuffix(" %")
+
     return [
-        metric_column(metric, lambda row: row.means[metric], EVERYWHERE),
+        metric_column(metric, lambda row: row.means[metric], EVERYWHERE, summary.rows),
         Column(f"{metric}_half_width", lambda row: row.means[metric].half_width, group="metrics"),
-        Column(name, lambda row: row.differences[metric].mean, versus, "vs. baseline", shown, "metrics"),
+        Column(name, lambda row: row.differences[metric].mean, versus, "vs. baseline (%)", shown, "metrics"),
         Column(f"{name}_half_width", lambda row: row.differences[metric].half_width, group="metrics"),
     ]
 

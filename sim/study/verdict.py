@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Optional
 
 from servesim.files.terminal import PLAIN, Screen, align_columns
@@ -84,7 +84,7 @@ def describe_tied(summary: Summary) -> str:
     margin = f"{100 * summary.experiment.indifference:g} %"
     equal, undecided = outcomes.count("equal"), outcomes.count("undecided")
     parts = [f"{format_count(equal, 'configuration')} equal within {margin}"] if equal else []
-    parts += [f"{undecided} not decided: more runs needed"] if undecided else []
+    parts += [f"{undecided} not decided"] if undecided else []
     return f" ({', '.join(parts)})" if parts else ""
 
 
@@ -114,8 +114,7 @@ def describe_best_mean(summary: Summary) -> str:
     word = "lowest" if objective.goal == "min" else "highest"
     name = "the baseline" if best is summary.baseline else changed_settings(best, summary)
     level = format_mean(best.means[objective.metric], objective.metric)
-    reason = f"not decided: {describe_needed([best.relation.replications])}"
-    return f" The {word} mean of {objective.metric} is {level} ({name}), but the difference is {reason}."
+    return f" The {word} mean of {objective.metric} is {level} ({name}), but the difference is not decided."
 
 
 def format_table(summary: Summary, top: int = 10, screen: Screen = PLAIN) -> str:
@@ -144,14 +143,14 @@ def meaning(is_winner: bool, is_baseline: bool, cannot_win: bool) -> str:
     return "winner" if is_winner else "cannot win" if cannot_win else "baseline" if is_baseline else ""
 
 
-def table_notes(summary: Summary) -> list[str]:
-    """Return the lines below the table."""
+def table_notes(summary: Summary, hint: bool = True) -> list[str]:
+    """Return the lines below the table; `hint`: also how many replications would decide."""
     experiment = summary.experiment
     runs = f"{format_count(len(summary.rows), 'configuration')}, {format_count(summary.run_count, 'run')}"
     method = f"common random numbers, {100 * experiment.confidence:g} % t intervals"
     notes = [f"{runs}; {describe_window(experiment)}; {method}"]
     notes += [*describe_draws(summary), *describe_precision(summary), *describe_confirmation(summary)]
-    notes += [*describe_ties(summary), *describe_constraints(summary)]
+    notes += [*describe_ties(summary, hint), *describe_constraints(summary)]
     if not experiment.is_random:
         notes.append("no randomness: one run per configuration, no confidence intervals")
     elif all(len(row.runs) <= 1 for row in summary.rows):
@@ -188,7 +187,7 @@ def profile_notes(experiment: Experiment) -> list[str]:
     return [note.text for note in notes]
 
 
-def describe_ties(summary: Summary) -> list[str]:
+def describe_ties(summary: Summary, hint: bool = True) -> list[str]:
     """Return how many configurations equal the best one, and how many more runs would decide the others."""
     experiment = summary.experiment
     metric, margin = experiment.objectives[0].metric, f"{100 * experiment.indifference:g} %"
@@ -200,8 +199,16 @@ def describe_ties(summary: Summary) -> list[str]:
     if open_rows:
         number = format_count(len(open_rows), "configuration")
         text = f"?: {number} not decided: the interval of the difference from the best in {metric} is too wide"
-        notes.append(f"{text}; {describe_needed([relation.replications for relation in open_rows])}")
+        needed = f"; {describe_needed([relation.replications for relation in open_rows])}" if hint else ""
+        notes.append(f"{text}{needed}")
     return notes
+
+
+def describe_needed_of(summaries: Iterable[Summary]) -> list[str]:
+    """Return how many replications would decide what is open in several tables, in one line."""
+    relations = [row.relation for summary in summaries for row in summary.rows]
+    needed = [relation.replications for relation in relations if relation.outcome == "undecided"]
+    return [f"?: {describe_needed(needed)}"] if needed else []
 
 
 def describe_needed(needed: Sequence[Optional[int]]) -> str:

@@ -84,7 +84,7 @@ def test_help_is_a_command_too(sim: Callable[..., Said]) -> None:
 
 def test_one_objective_needs_no_list(tmp_path: Path, sim: Callable[..., Said]) -> None:
     (tmp_path / "sweep.yaml").write_text(SWEEP + "objectives: mean_ttft_ms\n")
-    assert sim("sweep", "sweep.yaml", "-o", "out", "-q", "-j", "1").out.startswith("rank  mean_ttft_ms ")
+    assert sim("sweep", "sweep.yaml", "-o", "out", "-q", "-j", "1").out.startswith("rank  mean_ttft (")
 
 
 @pytest.mark.parametrize(("encoding", "sign"), [("ascii", "+-"), ("utf-8", "±")])

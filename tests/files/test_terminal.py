@@ -31,6 +31,15 @@ def test_text_columns_are_wrapped_between_words_and_numbers_stay_whole(width: in
     assert all(word in words for cell in ROW for word in cell.split())
 
 
+@pytest.mark.parametrize("width", [30, 40, 50])
+def test_cells_never_break_inside_a_number(width: int) -> None:
+    cells = ["1", "8.29 ± 0.29", "-3.20 ± 0.40 %", "+1.00 % [-2.00, +4.00]", "a b"]
+    lines = align_columns([["rank", "mean_e2el (s)", "vs. baseline", "change", "changed settings"], cells],
+                          Screen(width, False), ["changed settings"])  # fmt: skip
+    text = "\n".join(lines)
+    assert all(number in text for number in ("8.29 ± 0.29", "-3.20 ± 0.40 %", "+1.00 %", "[-2.00, +4.00]"))
+
+
 def test_a_very_long_word_is_broken() -> None:
     lines = align_columns([["name", "value"], ["x" * 200, "7"]], Screen(60, False), ["name"])
     assert max(map(len, lines)) <= 60 and "".join(lines).count("x") == 200

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servesim.statistics.number_format import format_number
+from servesim.runs.metric_table import format_number
 from servesim.study.sweep import load_summary
 
 from ..explorer.conftest import wait_until
@@ -40,7 +40,7 @@ def test_hover_shows_values_and_settings(experiment: Path, browser: Any) -> None
     text = browser.execute_script("return document.querySelector('#trade-off-0 .hoverlayer').textContent")
     assert f"rank {row.rank}" in text
     assert all(setting in text for setting in row.label.split())
-    assert f"makespan (s): {format_number(row.means['makespan'].mean)}" in text
+    assert f"Makespan (s): {format_number(row.means['makespan'].mean)}" in text
 
 
 def test_a_click_on_a_point_marks_its_row_and_a_click_on_a_row_its_points(experiment: Path, browser: Any) -> None:
@@ -102,7 +102,7 @@ def test_the_table_sorts_by_keyboard_alone(experiment: Path, browser: Any) -> No
     assert browser.switch_to.active_element.text == "Skip to the result"
     for _ in range(60):
         browser.switch_to.active_element.send_keys(Keys.TAB)
-        if browser.switch_to.active_element.text.startswith("mean_ttft_ms"):
+        if browser.switch_to.active_element.text.startswith("Mean TTFT (s)"):
             break
     button = browser.switch_to.active_element
     assert button.tag_name == "button"

@@ -1,14 +1,17 @@
-"""The pages of compare, verify, capacity and sweeps over rates: content, and display in a browser."""
+"""The pages of compare, verify, runs, capacity and sweeps over rates: content, and display in a browser."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from servesim.report.page import name_metrics
 from servesim.report.rate_page import write_report
+from servesim.runs.metric_table import METRICS, metric_title
 from servesim.study.rate_summary import RateSummary
 from servesim.study.result import load_result
 
@@ -43,7 +46,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_sweep_over_rates_shows_its_curves(swept: Path, browser: Any) -> None:
     text, result = page_text(swept / "report.html"), load_result(swept)
     assert isinstance(result, RateSummary) and result.winner is not None and result.winner.capacity is not None
-    assert f"up to {result.winner.capacity.text}" in text and "p99_ttft_ms &lt;= 800" in text
+    assert f"up to {result.winner.capacity.text}" in text and "P99 TTFT &lt;= 800 ms" in text
     assert check_page(browser, swept / "report.html", 1400, "rates_1400.png") >= 8
     config, actions = go_to_point(browser, "rate-0")
     assert "req/s" in browser.execute_script("return document.querySelector('#rate-0 .hoverlayer').textContent")
@@ -68,7 +71,7 @@ def test_the_page_of_a_sweep_over_rates_compares_the_winner_by_capacity(swept: P
     assert {"queues-winner", "queues-baseline"} <= set(charts)
     notes = [note["text"] for note in charts["rate-0"]["layout"]["annotations"]]
     assert result.winner.capacity is not None and result.baseline.capacity is not None
-    assert notes[0] == "p99_ttft <= 800 ms" or notes[0] == "p99_ttft <= 0.8 s"
+    assert notes[0] in ("P99 TTFT <= 800 ms", "P99 TTFT <= 0.8 s")
     assert f"winner: {result.winner.capacity.text}" in notes[1:]
     lines = [shape["x0"] for shape in charts["rate-0"]["layout"]["shapes"] if "yref" in shape]
     assert result.winner.capacity.rate in lines
@@ -104,9 +107,11 @@ def test_the_comparison_page_shows_each_metric(tmp_path: Path, browser: Any, cap
     text = page_text(tmp_path / "out" / "report.html")
     for line in printed.splitlines()[3:8]:
         metric, *_, result = re.split(r"\s{2,}", line)
-        assert metric in text and result in text
+        name, _, unit = metric.partition(" ")
+        title = metric_title(name if name in METRICS else f"{name}_ms")
+        assert f"{title} {unit}" in text and result in text
     assert "4 pairs of replications" in text
-    assert check_page(browser, tmp_path / "out" / "report.html", 800, "compare_800.png") == 6
+    assert check_page(browser, tmp_path / "out" / "report.html", 800, "compare_800.png") == 7
 
 
 def test_the_verification_page_shows_errors_and_tolerance(tmp_path: Path, browser: Any, capsys: Any) -> None:
@@ -163,6 +168,59 @@ def test_names_of_files_are_escaped_in_every_page(swept: Path, tmp_path: Path, b
         open_page(browser, tmp_path / page / "report.html", 1400)
         assert browser.execute_script("return document.title") != "run"
         assert browser.execute_script("return document.querySelectorAll('img, main b:not(.settings b)').length") == 0
+
+
+def test_the_page_of_a_run_shows_times_queues_blocks_and_its_limit(tmp_path: Path, browser: Any, capsys: Any) -> None:
+    workload = {**sweeps.workload(60), "arrivals": {"kind": "poisson", "rate": 50.0}}
+    tree = sweeps.base(policy={"name": "vllm-v1", "max_num_seqs": 2}, engine={"num_blocks": 400}, workload=workload)
+    (tmp_path / "base.yaml").write_text(json.dumps(tree), encoding="utf-8")
+    run, page = tmp_path / "run", tmp_path / "run" / "report.html"
+    assert sweeps.sim("run", tmp_path / "base.yaml", "-o", run) == 0
+    assert sweeps.sim("report", run) == 0
+    assert capsys.readouterr().out.endswith(f"{page}\n")
+    charts = charts_of(page)
+    assert list(charts) == ["cdf-0", "cdf-1", "cdf-2", "time-breakdown", "queues-this run", "blocks-this run"]
+    assert max(charts["queues-this run"]["data"][1]["y"]) == 2, "running requests"
+    result = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    parts = sum(trace["x"][0] for trace in charts["time-breakdown"]["data"])
+    assert parts == pytest.approx(sum(result["mean_seconds"].values()))
+    check_page(browser, page, 1400, "run_1400.png")
+    check_page(browser, page, 800, "run_800.png")
+    card = browser.find_element("id", "result").text
+    assert result["limit"] == "slots" and result["limit_text"] in card
+    assert f"Mean end-to-end latency {result['mean_e2el_ms'] / 1e3:.2f} s" in card
+    assert browser.find_element("css selector", ".big abbr").get_attribute("title") == "mean_e2el_ms"
+    assert "--max-num-seqs 2" in browser.find_element("id", "server-command").text
+    button = browser.find_element("css selector", "button.copy")
+    browser.execute_script("navigator.clipboard.writeText = async text => { window.copied = text }")
+    button.click()
+    assert button.text == "Copied" and "vllm serve" in browser.execute_script("return window.copied")
+
+
+def test_evicted_blocks_have_no_chart_if_nothing_is_shared(tmp_path: Path, capsys: Any) -> None:
+    tree = sweeps.base(policy={"name": "vllm-v1"}, engine={"num_blocks": 60}, workload=sweeps.workload(60))
+    (tmp_path / "base.yaml").write_text(json.dumps(tree), encoding="utf-8")
+    assert sweeps.sim("run", tmp_path / "base.yaml", "-o", tmp_path / "run") == 0
+    assert sweeps.sim("report", tmp_path / "run") == 0
+    assert json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8"))["prefix_cache_evictions"] > 0
+    assert not [name for name in charts_of(tmp_path / "run" / "report.html") if name.startswith(("hits", "evicted"))]
+
+
+@pytest.mark.parametrize(
+    ("text", "html"),
+    [
+        ("p99_ttft_ms", '<abbr title="p99_ttft_ms">P99 TTFT</abbr>'),
+        ("failed", '<abbr title="failed">Failed requests</abbr>'),
+        ("2 runs failed", "2 runs failed"),
+        ("misses mean_e2el_ms <= 5000", 'misses <abbr title="mean_e2el_ms">mean end-to-end latency</abbr> &lt;= 5 s'),
+        ("p99_ttft_ms <= 1.05 * baseline", '<abbr title="p99_ttft_ms">P99 TTFT</abbr> &lt;= 1.05 * baseline'),
+        ("by p99.9_itl_ms[priority=0]",
+         'by <abbr title="p99.9_itl_ms[priority=0]">P99.9 ITL, priority 0</abbr>'),
+        ("policy.busy_s <b>", "policy.busy_s &lt;b&gt;"),
+    ],
+)  # fmt: skip
+def test_pages_name_metrics_as_people_do(text: str, html: str) -> None:
+    assert name_metrics(text) == html
 
 
 def test_a_prefix_cache_has_charts_of_its_hits_blocks_and_evictions(

@@ -117,7 +117,7 @@ def test_the_command_prints_and_stores_intervals(tmp_path: Path, capsys: pytest.
     intervals = stored.pop("intervals")
     value, (low, high) = stored["mean_ttft_ms"], intervals["metrics"]["mean_ttft_ms"]
     assert low < value < high
-    assert f"mean_ttft {format_interval('mean_ttft_ms', value, low, high)}" in " ".join(text.split())
+    assert f"Mean TTFT {format_interval('mean_ttft_ms', value, low, high)}" in " ".join(text.split())
     spread = f"the spread between sessions ({100 * SESSION_SPREAD:g} %)"
     assert f"6 draws of the cost model; calibration uncertainty: the fit, {spread}" in text
     assert read_run(tmp_path / "with").result["intervals"] == intervals
@@ -159,7 +159,7 @@ def test_every_draw_has_its_own_policy_object() -> None:
 @pytest.mark.parametrize(
     ("value", "low", "high", "text"),
     [(16.02, 14.81, 17.92, "16.0 ms [14.8, 17.9]"), (16.0, 16.0, 16.0, "16.00 ms [16.00, 16.00]"),
-     (13950.2, 13211.0, 14785.4, "13,950 ms [13,211, 14,785]"), (0.5, 0.4999, 0.5001, "0.50000 ms [0.49990, 0.50010]")],
+     (13950.2, 13211.0, 14785.4, "14.0 s [13.2, 14.8]"), (0.5, 0.4999, 0.5001, "0.50000 ms [0.49990, 0.50010]")],
 )  # fmt: skip
 def test_numbers_have_the_digits_of_the_width(value: float, low: float, high: float, text: str) -> None:
     assert format_interval("mean_ttft_ms", value, low, high) == text

@@ -16,7 +16,7 @@ function colour(value) {
 
 function axis(own) {
   const common = { gridcolor: "@rule", linecolor: "@soft", zeroline: false, automargin: true, separatethousands: true, ticks: "outside", tickcolor: "@rule" };
-  return { ...common, ...own };
+  return { ...common, ...own, ...(own?.title && { title: { standoff: 8, ...own.title } }) };
 }
 
 function layoutOf(figure) {

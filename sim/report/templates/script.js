@@ -115,6 +115,20 @@ function applyFilter(input) {
   document.getElementById(input.dataset.table + "-shown").textContent = count + " shown" + note;
 }
 
+// Without access to the clipboard, select the text.
+for (const button of document.querySelectorAll("button.copy")) {
+  button.addEventListener("click", async () => {
+    const text = document.getElementById(button.dataset.copy);
+    try {
+      await navigator.clipboard.writeText(text.textContent);
+      button.textContent = "Copied";
+    } catch {
+      getSelection().selectAllChildren(text);
+      button.textContent = "Selected: copy it now";
+    }
+  });
+}
+
 function clearFilter(table) {
   const input = document.querySelector(`.filter[data-table="${table.id}"]`);
   if (input) { input.value = ""; applyFilter(input); }
