@@ -6,12 +6,13 @@ name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple, Optional
 
+from servesim.core import Request
 from servesim.policies import FAMILIES
 
 
@@ -57,8 +58,15 @@ class Tuning(NamedTuple):
     """What `sim recommend` tries on a server."""
 
     preset: str  # the newest version
-    params: Mapping[str, Sequence[Any]]  # settings that matter -> values; combinations that it refuses are left out
-    defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda about: {}  # settings that it chooses by device
+    grids: Sequence[Mapping[str, Sequence[Any]]]  # settings that matter -> values; what it refuses is left out
+    # settings that it chooses by device, or that the requests need: of the profile's description and the requests
+    defaults: Callable[[Mapping[str, Any], Sequence[Request]], Mapping[str, Any]]
+
+
+def longest(shipped: int, lengths: Iterable[int]) -> int:
+    """Return the shipped limit of a length; if a request is longer, its length in whole kilotokens."""
+    needed = max(lengths, default=0)
+    return shipped if needed <= shipped else -(-needed // 1024) * 1024
 
 
 @cache
