@@ -93,11 +93,11 @@ def default_server(tree: Tree) -> tuple[Tree, str]:
     profile, tuning = tree.get("profile", GPU["profile"]), tunings()["vllm"]
     about = load_profile(profile).about
     server: Tree = {"preset": tuning.preset, "profile": profile}
-    for key, value in tuning.defaults(about).items():
+    for key, value in tuning.defaults(about, ()).items():
         server = set_key(server, key, value)
     if not {"num_blocks", "device_memory"} & set(tree.get("engine") or {}):
         memory = device_memory(about) if memory_of_profile(about) else None
-        server |= {"engine": {"device_memory": memory}} if memory else {}
+        server = set_key(server, "engine.device_memory", memory) if memory else server
     version = preset(tuning.preset)["policy"]["version"]
     name = profile if isinstance(profile, str) else "the named profile"
     given = "" if "profile" in tree else ", a bundled one"
@@ -110,7 +110,7 @@ def default_server(tree: Tree) -> tuple[Tree, str]:
 def defaults_on(name: str, names: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the settings that the server of a preset chooses by its device."""
     about = load_profile(names).about
-    return next((tuning.defaults(about) for tuning in tunings().values() if tuning.preset == name), {})
+    return next((tuning.defaults(about, ()) for tuning in tunings().values() if tuning.preset == name), {})
 
 
 def policy_keys(settings: Mapping[str, Any]) -> str:
