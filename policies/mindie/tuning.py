@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from servesim.config.families import Tuning, longest
+from servesim.config.families import Tuning, longest, memory_settings
 from servesim.core import Request
 
 
@@ -17,6 +17,7 @@ def defaults(about: Mapping[str, Any], requests: Sequence[Request]) -> dict[str,
         "policy.max_prefill_tokens": max(8192, prompt),
         "policy.max_iter_times": longest(512, (request.output for request in requests)),
         "engine.max_model_len": longest(2560, (request.prompt + request.output for request in requests)),
+        **memory_settings(about),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from servesim.config.families import Tuning
+from servesim.config.families import Tuning, memory_settings
 from servesim.core import Request
 from servesim.costs.kv_memory import device_memory
 
@@ -23,9 +23,8 @@ def defaults(about: Mapping[str, Any], requests: Sequence[Request]) -> dict[str,
     chunk, rows, more_rows = next(sizes for limit, *sizes in SIZES if memory < limit * 1024 * MIB)
     free = 512 + 1.5 * chunk + 2 * (rows if degree < 4 else more_rows) + 128 * degree
     free = max(free, 10240) if memory > 60 * 1024 * MIB else free
-    return {
-        "policy.chunked_prefill_size": chunk, "engine.gpu_memory_utilization": 1, "engine.reserve": int(free * MIB),
-    }  # fmt: skip
+    used = memory_settings(about, gpu_memory_utilization=1, reserve=int(free * MIB))
+    return {"policy.chunked_prefill_size": chunk, **used}
 
 
 TUNINGS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from servesim.config.families import Tuning, longest
+from servesim.config.families import Tuning, longest, memory_settings
 from servesim.core import Request
 from servesim.policies.vllm_v1.tuning import PARAMS
 
@@ -13,7 +13,7 @@ from servesim.policies.vllm_v1.tuning import PARAMS
 def defaults(about: Mapping[str, Any], requests: Sequence[Request]) -> dict[str, Any]:
     """Return limits that the longest request meets: the server does not start with fewer tokens than this length."""
     length = longest(8192, (request.prompt + request.output for request in requests))
-    return {"engine.max_model_len": length, "policy.max_num_batched_tokens": length}
+    return {"engine.max_model_len": length, "policy.max_num_batched_tokens": length, **memory_settings(about)}
 
 
 CHUNKS = {"policy.enable_chunked_prefill": (True,), "policy.max_num_seqs": (256, 1024)}

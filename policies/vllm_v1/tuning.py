@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from servesim.config.families import Tuning
+from servesim.config.families import Tuning, memory_settings
 from servesim.core import Request
 from servesim.costs.kv_memory import device_memory
 
@@ -21,7 +21,7 @@ def defaults(about: Mapping[str, Any], requests: Sequence[Request]) -> dict[str,
     memory = device_memory(about) or 0
     is_large = memory >= 70 * GIB and "A100" not in str(about.get("device"))
     sequences, tokens = (1024, 16384 if memory >= 160 * GIB else 8192) if is_large else (256, 2048)
-    used = {"engine.gpu_memory_utilization": 0.92} if memory else {}
+    used = memory_settings(about, gpu_memory_utilization=0.92)
     return {"policy.max_num_seqs": sequences, "policy.max_num_batched_tokens": tokens, **used}
 
 

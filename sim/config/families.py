@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple, Optional
 
 from servesim.core import Request
+from servesim.costs.kv_memory import device_memory, memory_of_profile
 from servesim.policies import FAMILIES
 
 
@@ -61,6 +62,12 @@ class Tuning(NamedTuple):
     grids: Sequence[Mapping[str, Sequence[Any]]]  # settings that matter -> values; what it refuses is left out
     # settings that it chooses by device, or that the requests need: of the profile's description and the requests
     defaults: Callable[[Mapping[str, Any], Sequence[Request]], Mapping[str, Any]]
+
+
+def memory_settings(about: Mapping[str, Any], **engine: Any) -> dict[str, Any]:
+    """Return keys of the engine section with the memory of a profile's device; nothing if its model has no size."""
+    memory = device_memory(about) if memory_of_profile(about) else None
+    return {f"engine.{key}": value for key, value in {"device_memory": memory, **engine}.items()} if memory else {}
 
 
 def longest(shipped: int, lengths: Iterable[int]) -> int:

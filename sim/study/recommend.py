@@ -95,8 +95,11 @@ class Question:
         slo = slo_of(self.constraints)
         layers = [Layer({"preset": self.tuning.preset}), Layer({**self.keys, **({"slo": slo} if slo else {})})]
         requests = load_trace(scenario_from(assemble(layers))).requests
-        defaults = self.tuning.defaults(load_profile(self.keys["profile"]).about, requests)
-        return assemble([layers[0], Layer(dict(defaults), are_settings=True), layers[1]])
+        about = load_profile(self.keys["profile"]).about
+        defaults = Layer(dict(self.tuning.defaults(about, requests)), are_settings=True)
+        if about.get("server") is not None:  # of `sim calibrate vllm`: its settings are the defaults
+            defaults = Layer({key: about["server"][key] for key in ("policy", "engine")})
+        return assemble([layers[0], defaults, layers[1]])
 
     def sweep_keys(self, grids: Sequence[Mapping[str, Sequence[Any]]]) -> Tree:
         """Return the keys of a sweep of some settings; the baseline has the defaults."""
