@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from itertools import count
 from pathlib import Path
+from textwrap import fill
 from typing import Any, Optional
 
 from servesim.core import BadInput
@@ -26,13 +27,8 @@ def register(commands: Any) -> None:
     )  # fmt: skip
     server = recommend.add_argument_group("server")
     options.add(server, {"--engine NAME": "the engine"}, choices=ENGINES, default="vllm")
-    options.add(server, {
-        "--model NAME": "public model (`sim models`), or its config.json or folder",
-        "--device NAME": "device, such as H100 (`sim models`)",
-        "--precision NAME": "precision of the weights, such as bf16 or fp8 (default: bf16)",
-        "--profile NAME": "measured profile, instead of model and device: bundled name or folder",
-    })  # fmt: skip
-    options.add(server, {"--tensor-parallel N": "devices that share the model (default 1)"}, type=int)
+    options.add(server, {"--profile NAME": "measured profile, instead of model and device: bundled name or folder"})
+    options.add_names(recommend)
     load = recommend.add_argument_group("load")
     options.add(load, {"--rate RATE": "requests per second"}, type=float)
     options.add(load, {
@@ -62,18 +58,18 @@ def print_answer(args: argparse.Namespace) -> int:
     from servesim.study.recommend_text import answer_json, answer_text
 
     question = Question(args.engine, {**profile_key(args), **load_key(args)}, args.subject_to)
-    print_note(args, *filter(None, [alias_note(args.device or "")]))
+    print_note(args, *filter(None, [alias_note(args.named_device or "")]))
     folder = Path(args.folder) if args.folder else free_folder()
     with open_executor("local", args.jobs) as executor, Progress("recommend", args.quiet) as progress:
         answer = recommend(question, folder, executor, progress)
-    exported = export_scenario(answer.scenario, EXPORTED.get(args.engine, args.engine), served_model(args.model))
+    exported = export_scenario(answer.scenario, EXPORTED.get(args.engine, args.engine), served_model(args.named_model))
     (folder / exported.file_name).write_text(exported.text, encoding="utf-8")
     reports = write_reports(folder)
     if args.json:
         print_json({**answer_json(answer, exported.text), "folder": str(folder)})
     else:
-        shown = exported.text if exported.has_comments else f"{folder / exported.file_name}: keys of config.json"
-        print(answer_text(answer, shown, next_command(args, folder)))
+        short = exported.text if exported.has_comments else fill(" ".join(exported.text.split()), 120)
+        print(answer_text(answer, short, next_command(args, folder)))
         print(f"Files: {folder}: scenario.yaml (defaults), best.yaml; `sim sweep` repeats {reports}")
     return 0 if answer.best.eligible else 1
 
@@ -104,8 +100,7 @@ def served_model(name: Optional[str]) -> str:
 
 def profile_key(args: argparse.Namespace) -> dict[str, Any]:
     """Return the profile: a measured one, or names."""
-    names = ("model", "device", "precision", "tensor_parallel")
-    keys = {name: value for name in names if (value := getattr(args, name)) is not None}
+    keys = options.names_of(args)
     if args.profile:
         if set(keys) - {"model"}:
             raise BadInput("--profile: expected a measured profile, or --model and --device, got both")
@@ -120,6 +115,8 @@ def load_key(args: argparse.Namespace) -> dict[str, Any]:
     from servesim.study.recommend import workload
 
     if args.trace:
+        if args.prompt or args.output or args.system_prompt:
+            raise BadInput("--trace: expected no --prompt, --output and --system-prompt, the trace has the lengths")
         return {"trace": {"path": args.trace, **({} if args.rate is None else {"rate": args.rate})}}
     missing = [name for name in ("rate", "prompt", "output") if getattr(args, name) is None]
     if missing:
@@ -132,5 +129,5 @@ def next_command(args: argparse.Namespace, folder: Path) -> str:
     if args.profile:
         return f"sim replay {folder}/best.yaml --url http://HOST:PORT measures the settings on the server"
     if args.engine == "vllm":
-        return f"sim calibrate vllm -o my-server -- {served_model(args.model)} {REPLACES}"
+        return f"sim calibrate vllm -o my-server -- {served_model(args.named_model)} {REPLACES}"
     return f"sim calibrate endpoint --url http://HOST:PORT -o my-server {REPLACES}"

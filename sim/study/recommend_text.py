@@ -54,7 +54,7 @@ def answer_json(answer: Answer, command: str) -> dict[str, Any]:
 def verdict_line(answer: Answer) -> str:
     """Return the recommended settings, and whether they meet the limits at the rate of the question."""
     settings = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in answer.changed.items())
-    at = format_rate(answer.rate)
+    at = f"{answer.rate:.4g} req/s"
     choice = f"Best settings at {at}: {settings}." if settings else f"The defaults are the best settings at {at}."
     limits = " and ".join(map(str, answer.question.constraints))
     if not limits:
@@ -68,7 +68,7 @@ def verdict_line(answer: Answer) -> str:
 
 def result_table(answer: Answer) -> list[str]:
     """Return the metrics of the recommended settings beside those of the engine's defaults."""
-    rows = [[f"at {format_rate(answer.rate)}", "recommended" if answer.changed else "defaults", "defaults"]]
+    rows = [[f"at {answer.rate:.4g} req/s", "recommended" if answer.changed else "defaults", "defaults"]]
     for metric, name in NAMES.items():
         means = [row.mean(metric) for row in (answer.best, answer.defaults)]
         if not all(map(math.isnan, means)):

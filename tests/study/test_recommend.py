@@ -78,6 +78,7 @@ def test_limits_that_no_setting_meets_are_said(small: Path, capsys: pytest.Captu
         ("recommend", "--model", "llama-3.1-8b"),
         ("recommend", *NAMES),
         ("recommend", *NAMES, "--rate", "5", "--prompt", "100"),
+        ("recommend", *NAMES, "--trace", "my.csv", "--prompt", "100"),
         ("recommend", *NAMES, "--rate", "5", "--prompt", "-3", "--output", "9"),
         ("recommend", *NAMES, "--rate", "5", "--prompt", "100", "--output", "9", "--system-prompt", "100"),
         ("recommend", *NAMES, "--profile", "h200-llama2-7b", "--rate", "5", "--prompt", "9", "--output", "9"),
