@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from servesim.config.families import Tuning, longest, memory_settings
-from servesim.core import Request
+from servesim.core import ClientRequest
 
 
-def defaults(about: Mapping[str, Any], requests: Sequence[Request]) -> dict[str, Any]:
+def defaults(about: Mapping[str, Any], requests: Sequence[ClientRequest]) -> dict[str, Any]:
     """Return the values that MindIE ships, larger ones if the requests are longer."""
     prompt = longest(2048, (request.prompt for request in requests))
     return {

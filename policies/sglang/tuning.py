@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from servesim.config.families import Tuning, memory_settings
-from servesim.core import Request
+from servesim.core import ClientRequest
 from servesim.costs.kv_memory import device_memory
 
 MIB = 2**20
@@ -15,7 +15,7 @@ SIZES = (  # below a memory in GiB: chunked_prefill_size; rows of the largest CU
 )  # fmt: skip
 
 
-def defaults(about: Mapping[str, Any], requests: Sequence[Request]) -> dict[str, Any]:
+def defaults(about: Mapping[str, Any], requests: Sequence[ClientRequest]) -> dict[str, Any]:
     """Return SGLang's defaults: the size of a chunk, and the memory that mem_fraction_static leaves free."""
     memory, degree = device_memory(about), int(about.get("tensor_parallel") or 1)
     if not memory:

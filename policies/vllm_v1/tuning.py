@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from servesim.config.families import Tuning, memory_settings
-from servesim.core import Request
+from servesim.core import ClientRequest
 from servesim.costs.kv_memory import device_memory
 
 GIB = 2**30
@@ -16,7 +16,7 @@ PARAMS = {
 }
 
 
-def defaults(about: Mapping[str, Any], requests: Sequence[Request]) -> dict[str, Any]:
+def defaults(about: Mapping[str, Any], requests: Sequence[ClientRequest]) -> dict[str, Any]:
     """Return the defaults of vLLM 0.32 for a server; an A100 has those of small devices."""
     memory = device_memory(about) or 0
     is_large = memory >= 70 * GIB and "A100" not in str(about.get("device"))

@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple, Optional
 
-from servesim.core import Request
+from servesim.core import ClientRequest
 from servesim.costs.kv_memory import device_memory, memory_of_profile
 from servesim.policies import FAMILIES
 
@@ -61,7 +61,7 @@ class Tuning(NamedTuple):
     preset: str  # the newest version
     grids: Sequence[Mapping[str, Sequence[Any]]]  # settings that matter -> values; what it refuses is left out
     # settings that it chooses by device, or that the requests need: of the profile's description and the requests
-    defaults: Callable[[Mapping[str, Any], Sequence[Request]], Mapping[str, Any]]
+    defaults: Callable[[Mapping[str, Any], Sequence[ClientRequest]], Mapping[str, Any]]
 
 
 def memory_settings(about: Mapping[str, Any], **engine: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 from servesim.config.families import tunings
 from servesim.config.layers import Layer, assemble
 from servesim.config.scenario import scenario_from
-from servesim.core import BadInput, Request
+from servesim.core import BadInput, ClientRequest
 from servesim.costs.derivation import EXPECTED_ERRORS
 from servesim.costs.device_profile import load_profile
 from servesim.policies import FAMILIES
@@ -147,7 +147,7 @@ def test_defaults_are_those_of_the_engine_for_the_device_and_the_requests(
 ) -> None:
     """As vLLM 0.32 (arg_utils.py), SGLang 0.5 (server_args.py) and the config.json of MindIE choose them."""
     about = load_profile({"model": "llama-3.1-8b", "device": device}).about
-    values = tunings()[server].defaults(about, [Request(0, 0.0, 3000, 600)])
+    values = tunings()[server].defaults(about, [ClientRequest(0, 0.0, 3000, 600)])
     assert {key: values[key] for key in settings} == settings
 
 
