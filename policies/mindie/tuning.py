@@ -15,8 +15,8 @@ def defaults(about: Mapping[str, Any], requests: Sequence[ClientRequest]) -> dic
     return {
         "policy.max_input_token_len": prompt,
         "policy.max_prefill_tokens": max(8192, prompt),
-        "policy.max_iter_times": longest(512, (request.output for request in requests)),
-        "engine.max_model_len": longest(2560, (request.prompt + request.output for request in requests)),
+        "policy.max_iter_times": longest(512, (request.limit for request in requests)),
+        "engine.max_model_len": longest(2560, (request.prompt + request.limit for request in requests)),
         **memory_settings(about),
     }
 

@@ -12,7 +12,7 @@ from servesim.policies.vllm_v1.tuning import PARAMS
 
 def defaults(about: Mapping[str, Any], requests: Sequence[ClientRequest]) -> dict[str, Any]:
     """Return limits that the longest request meets: the server does not start with fewer tokens than this length."""
-    length = longest(8192, (request.prompt + request.output for request in requests))
+    length = longest(8192, (request.prompt + request.limit for request in requests))
     return {"engine.max_model_len": length, "policy.max_num_batched_tokens": length, **memory_settings(about)}
 
 
