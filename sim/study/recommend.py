@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Optional
 
+from servesim.config.exported import recorded_server
 from servesim.config.families import Tuning, tunings
 from servesim.config.layers import Layer, Tree, apply_assignment, assemble
 from servesim.config.scenario import Scenario, scenario_from
@@ -94,12 +95,12 @@ class Question:
         """The scenario with the engine's defaults for the device and the requests."""
         slo = slo_of(self.constraints)
         layers = [Layer({"preset": self.tuning.preset}), Layer({**self.keys, **({"slo": slo} if slo else {})})]
-        requests = load_trace(scenario_from(assemble(layers))).requests
-        about = load_profile(self.keys["profile"]).about
-        defaults = Layer(dict(self.tuning.defaults(about, requests)), are_settings=True)
-        if about.get("server") is not None:  # of `sim calibrate vllm`: its settings are the defaults
-            defaults = Layer({key: about["server"][key] for key in ("policy", "engine")})
-        return assemble([layers[0], defaults, layers[1]])
+        scenario = scenario_from(assemble(layers))
+        server, about = recorded_server(scenario), load_profile(scenario.profile).about
+        if server is not None:  # of `sim calibrate vllm`: its settings are the defaults
+            return assemble([layers[0], Layer({key: server[key] for key in ("policy", "engine")}), layers[1]])
+        defaults = self.tuning.defaults(about, load_trace(scenario).requests)
+        return assemble([layers[0], Layer(dict(defaults), are_settings=True), layers[1]])
 
     def sweep_keys(self, grids: Sequence[Mapping[str, Sequence[Any]]]) -> Tree:
         """Return the keys of a sweep of some settings; the baseline has the defaults."""
@@ -196,13 +197,13 @@ def recommend(question: Question, folder: Path, executor: Executor, progress: Pr
     if question.constraints:
         tried = [best] if best.eligible else [*summary.rows[:CANDIDATES], summary.baseline]
         curves = search.capacities("capacity", tried, rate)
-        best = best if best.eligible else next(row for row in tried if row.assignment == curves[0].assignment)
+        if not best.eligible:
+            best = next((row for row in tried if row.assignment == curves[0].assignment), summary.baseline)
         more = search.holds_more(summary, best, curve_of(curves, best)) if best.eligible else None
         if more is not None:
             curves = search.capacities("capacity-more", [more], rate)
             best = more
-    best_load = curve_of(curves, best) if curves else None
-    defaults_load = next((curve for curve in curves if curve.is_baseline), None)
+    best_load, defaults_load = (curve_of(curves, best), baseline_of(curves)) if curves else (None, None)
     write_yaml(folder / "best.yaml", apply_assignment(question.base, best.assignment))
     chosen, limit_rate = search.scenario(best), too_high(best_load, rate)
     limit, profile = limit_of(simulate_at(chosen, limit_rate)), load_profile(question.base["profile"])
@@ -218,8 +219,13 @@ def as_grid(row: Row) -> dict[str, list[Any]]:
 
 
 def curve_of(curves: Sequence[Curve], row: Row) -> Curve:
-    """Return the curve of the settings of a row."""
-    return next(curve for curve in curves if curve.assignment == row.assignment)
+    """Return the curve of the settings of a row; the defaults need not have any."""
+    return next((curve for curve in curves if curve.assignment == row.assignment), None) or baseline_of(curves)
+
+
+def baseline_of(curves: Sequence[Curve]) -> Curve:
+    """Return the curve of the defaults."""
+    return next(curve for curve in curves if curve.is_baseline)
 
 
 def rate_key(base: Tree) -> str:
