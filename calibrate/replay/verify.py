@@ -13,6 +13,7 @@ from typing import Any, Optional
 
 import numpy as np
 from servesim.core import BadInput
+from servesim.runs.leading import leading_metrics
 from servesim.runs.metric_table import metrics_in, percentile_metrics
 from servesim.runs.run_folder import RESULT, RunData
 
@@ -192,7 +193,7 @@ def compare(
     limits, outside = intervals_in(simulated), time_outside_server(simulated, measured)
     rows = [
         MetricRow(m, simulated.metric(m), measured.metric(m), resimulated.metric(m), limits.get(m), outside.get(m))
-        for m in dict.fromkeys([*METRICS, *percentile_metrics(percentiles)])
+        for m in dict.fromkeys([*leading_of(measured), *METRICS, *percentile_metrics(percentiles)])
     ]
     return Comparison(
         measured.name or simulated.name,
@@ -204,6 +205,13 @@ def compare(
         token_check_totals(measured),
         differing_settings(simulated, measured),
     )
+
+
+def leading_of(run: RunData) -> list[str]:
+    """Return the compared metrics that lead for the requests of a run."""
+    scenario = {} if run.scenario is None else run.scenario.model_dump(mode="json")
+    arrivals = [float(request["arrival"]) for request in run.requests.values()]
+    return [metric for metric in leading_metrics(scenario, arrivals=arrivals) if metric in METRICS]
 
 
 def differing_settings(simulated: RunData, measured: RunData) -> list[str]:

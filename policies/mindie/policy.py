@@ -42,6 +42,8 @@ class MindIE(MindIESettings):
             refusals.append(f"max_prefill_batch_size ({self.max_prefill_batch_size}) is above max_batch_size")
         if self.max_preempt_count > self.max_batch_size:
             refusals.append(f"max_preempt_count ({self.max_preempt_count}) is above max_batch_size")
+        if self.max_prefill_tokens < (self.max_input_token_len or 0):
+            refusals.append(f"max_prefill_tokens ({self.max_prefill_tokens}) is below max_input_token_len")
         if block_size > 128:
             refusals.append(f"engine.block_size ({block_size}) is above 128")
         return refusals

@@ -10,6 +10,7 @@ from servesim.config.exported import (
     changed_engine_keys,
     changed_fields,
     flag_words,
+    model_flags,
     note_on_blocks,
     shell_command,
 )
@@ -49,6 +50,7 @@ def sglang_command(scenario: Scenario, model: str = MODEL) -> Exported:
         missing.append(f"policy.schedule_policy={policy.schedule_policy}: the command of 0.4.6 does not accept it")
     whole_prompts = policy.chunked_prefill_size is None
     flags = {
+        **model_flags(scenario, "--tp-size"),
         "--schedule-policy": policy.schedule_policy if known_order else None,
         "--schedule-conservativeness": policy.schedule_conservativeness,
         "--max-prefill-tokens": policy.max_prefill_tokens,

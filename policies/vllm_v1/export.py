@@ -12,6 +12,7 @@ from servesim.config.exported import (
     changed_fields,
     changed_flags,
     flag_words,
+    model_flags,
     recorded_server,
     shell_command,
 )
@@ -77,7 +78,7 @@ def v1_command(scenario: Scenario, model: str = MODEL, plugin: Optional[Plugin] 
     """Return the command of the V1 engine: that of the recorded server with other flags, if there is one."""
     policy: Any = scenario.make_policy()
     engine, added = scenario.engine, plugin or Plugin()
-    flags = {**v1_flags(scenario, policy), **added.flags}
+    flags = {**model_flags(scenario, "--tensor-parallel-size"), **v1_flags(scenario, policy), **added.flags}
     notes = [*added.notes, *memory_notes(scenario), *note_on_whole_prompts(scenario, policy.enable_chunked_prefill)]
     if engine.host_cache is not None:
         notes.insert(0, OFFLOADING)
@@ -97,7 +98,9 @@ def v1_command(scenario: Scenario, model: str = MODEL, plugin: Optional[Plugin] 
         return Exported(title, "vllm.sh", command, notes, missing)
     then = scenario.model_copy(update={"policy": server["policy"], "engine": EngineConfig(**server["engine"])})
     own, *words = server["command"]
-    chosen, diff = changed_flags(words, v1_flags(then, then.make_policy()), flags)
+    chosen, diff = changed_flags(
+        words, v1_flags(then, then.make_policy()), {**v1_flags(scenario, policy), **added.flags}
+    )
     start = [*MODULE, "--model", own if model == MODEL else model]
     shown = [note for note in notes if any(note.startswith(line[2:].split()[0]) for line in diff)]
     return Exported(title, "vllm.sh", shell_command(start, chosen, {}), shown, missing, changes=diff)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from itertools import count
 from pathlib import Path
-from typing import Any
+from textwrap import fill
+from typing import Any, Optional
 
 from servesim.core import BadInput
 
 from . import options
+from .notes import print_json, print_note
 
 ENGINES = ("vllm", "sglang", "mindie", "vllm-ascend")
+REPLACES = "replaces derived step times by measured ones"
 EXPORTED = {"vllm-ascend": "vllm"}  # engine -> server of `sim export`
 
 
@@ -23,13 +27,8 @@ def register(commands: Any) -> None:
     )  # fmt: skip
     server = recommend.add_argument_group("server")
     options.add(server, {"--engine NAME": "the engine"}, choices=ENGINES, default="vllm")
-    options.add(server, {
-        "--model NAME": "public model (`sim models`), or its config.json or folder",
-        "--device NAME": "device, such as H100 (`sim models`)",
-        "--precision NAME": "precision of the weights, such as bf16 or fp8 (default: bf16)",
-        "--profile NAME": "measured profile, instead of model and device: bundled name or folder",
-    })  # fmt: skip
-    options.add(server, {"--tensor-parallel N": "devices that share the model (default 1)"}, type=int)
+    options.add(server, {"--profile NAME": "measured profile, instead of model and device: bundled name or folder"})
+    options.add_names(recommend)
     load = recommend.add_argument_group("load")
     options.add(load, {"--rate RATE": "requests per second"}, type=float)
     options.add(load, {
@@ -42,35 +41,66 @@ def register(commands: Any) -> None:
                 default=[], type=options.bound)  # fmt: skip
     out = recommend.add_argument_group("output")
     options.add(
-        out,
-        {"-o, --folder DIR": "folder of the scenario, both sweeps and their reports (default: runs/recommend-ENGINE)"},
+        out, {"-o, --folder DIR": "folder of the scenario, the sweeps and their reports (default: runs/recommend-N)"}
     )
     options.add(out, {"-j, --jobs N": "worker processes (default: one per core)"}, type=int)
+    options.add_json(out)
     recommend.set_defaults(run=print_answer)
 
 
 def print_answer(args: argparse.Namespace) -> int:
     """Run the sweeps and print the answer; return 1 if no setting meets the limits."""
     from servesim.config.export import export_scenario
+    from servesim.costs.public_models import alias_note
     from servesim.study.executor import open_executor
     from servesim.study.progress import Progress
-    from servesim.study.recommend import Question, answer_text, recommend
+    from servesim.study.recommend import Question, recommend
+    from servesim.study.recommend_text import answer_json, answer_text
 
     question = Question(args.engine, {**profile_key(args), **load_key(args)}, args.subject_to)
-    folder = Path(args.folder or f"runs/recommend-{args.engine}")
+    print_note(args, *filter(None, [alias_note(args.named_device or "")]))
+    folder = Path(args.folder) if args.folder else free_folder()
     with open_executor("local", args.jobs) as executor, Progress("recommend", args.quiet) as progress:
         answer = recommend(question, folder, executor, progress)
-    server = EXPORTED.get(args.engine, args.engine)
-    exported = export_scenario(answer.scenario, server, args.model or "MODEL")
-    print(answer_text(answer, exported.text, next_command(args)))
-    print(f"Files: {folder}: scenario.yaml; sweep.yaml and capacity.yaml, which `sim sweep` repeats")
+    exported = export_scenario(answer.scenario, EXPORTED.get(args.engine, args.engine), served_model(args.named_model))
+    (folder / exported.file_name).write_text(exported.text, encoding="utf-8")
+    reports = write_reports(folder)
+    if args.json:
+        print_json({**answer_json(answer, exported.text), "folder": str(folder)})
+    else:
+        short = exported.text if exported.has_comments else fill(" ".join(exported.text.split()), 120)
+        print(answer_text(answer, short, next_command(args, folder)))
+        print(f"Files: {folder}: scenario.yaml (defaults), best.yaml; `sim sweep` repeats {reports}")
     return 0 if answer.best.eligible else 1
+
+
+def free_folder() -> Path:
+    """Return a new folder: the next question does not overwrite the last answer."""
+    return next(path for number in count(1) if not (path := Path("runs") / f"recommend-{number}").exists())
+
+
+def write_reports(folder: Path) -> str:
+    """Write the page of every sweep and return their names."""
+    from servesim.report.rate_page import write_report
+    from servesim.study.result import load_result
+
+    names = sorted((path.parent.name for path in folder.glob("*/experiment.json")), key=("sweep",).count, reverse=True)
+    for name in names:
+        write_report(load_result(folder / name), folder / name / "report.html")
+    return ", ".join(f"{name}.yaml ({name}/report.html)" for name in names)
+
+
+def served_model(name: Optional[str]) -> str:
+    """Return the model that a server loads: a known name as on Hugging Face, otherwise as it is given."""
+    from servesim.costs.public_models import HUB, plain_name
+
+    known = {plain_name(short): full for short, full in HUB.items()}
+    return "MODEL" if name is None else name if "/" in name else known.get(plain_name(name), name)
 
 
 def profile_key(args: argparse.Namespace) -> dict[str, Any]:
     """Return the profile: a measured one, or names."""
-    names = ("model", "device", "precision", "tensor_parallel")
-    keys = {name: value for name in names if (value := getattr(args, name)) is not None}
+    keys = options.names_of(args)
     if args.profile:
         if set(keys) - {"model"}:
             raise BadInput("--profile: expected a measured profile, or --model and --device, got both")
@@ -85,6 +115,8 @@ def load_key(args: argparse.Namespace) -> dict[str, Any]:
     from servesim.study.recommend import workload
 
     if args.trace:
+        if args.prompt or args.output or args.system_prompt:
+            raise BadInput("--trace: expected no --prompt, --output and --system-prompt, the trace has the lengths")
         return {"trace": {"path": args.trace, **({} if args.rate is None else {"rate": args.rate})}}
     missing = [name for name in ("rate", "prompt", "output") if getattr(args, name) is None]
     if missing:
@@ -92,10 +124,10 @@ def load_key(args: argparse.Namespace) -> dict[str, Any]:
     return {"workload": workload(args.rate, args.prompt, args.output, args.system_prompt or 0)}
 
 
-def next_command(args: argparse.Namespace) -> str:
+def next_command(args: argparse.Namespace, folder: Path) -> str:
     """Return what to do next: replace derived step times by measured ones."""
     if args.profile:
-        return "sim replay scenario.yaml --url http://HOST:PORT measures these settings on the server"
+        return f"sim replay {folder}/best.yaml --url http://HOST:PORT measures the settings on the server"
     if args.engine == "vllm":
-        return f"sim calibrate vllm -o my-server -- {args.model} replaces derived step times by measured ones"
-    return "sim calibrate endpoint --url http://HOST:PORT -o my-server replaces derived step times by measured ones"
+        return f"sim calibrate vllm -o my-server -- {served_model(args.named_model)} {REPLACES}"
+    return f"sim calibrate endpoint --url http://HOST:PORT -o my-server {REPLACES}"

@@ -96,8 +96,10 @@ def remarks_of(args: argparse.Namespace, scenario: Scenario) -> list[str]:
     from servesim.costs.named_profile import is_named
     from servesim.costs.public_models import alias_note
 
-    remarks = []
-    if scenario.policy["name"] != "llm-serving" and "profile" not in scenario.model_fields_set:
+    remarks, given = [], scenario.model_fields_set
+    if args.scenario and not {"policy", "server_config"} & given and "contest" not in (scenario.workload or {}):
+        remarks.append(f"policy: {scenario.policy['name']}, the default; --policy selects another server")
+    if scenario.policy["name"] != "llm-serving" and "profile" not in given:
         remarks.append(f"profile: {scenario.profile}, the default; --profile selects another one")
     profile = scenario.profile
     if isinstance(profile, dict) and is_named(profile) and (alias := alias_note(str(profile.get("device")))):

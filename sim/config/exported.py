@@ -74,6 +74,14 @@ def recorded_server(scenario: Scenario) -> Optional[Mapping[str, Any]]:
     return server if same else None
 
 
+def model_flags(scenario: Scenario, devices: str) -> dict[str, Any]:
+    """Return the flags of how the model of the profile runs: on several devices, with 8-bit weights."""
+    about = load_profile(scenario.profile).about
+    degree = int(about.get("tensor_parallel") or 1)
+    precisions = {"float8": "fp8"}  # other 8-bit weights need a model that was stored with them
+    return {devices: degree if degree > 1 else None, "--quantization": precisions.get(str(about.get("dtype")))}
+
+
 def split_flags(words: Sequence[str]) -> list[list[str]]:
     """Return the words of each flag in a command line."""
     groups: list[list[str]] = []

@@ -6,12 +6,14 @@ name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple, Optional
 
+from servesim.core import ClientRequest
+from servesim.costs.kv_memory import device_memory, memory_of_profile
 from servesim.policies import FAMILIES
 
 
@@ -57,8 +59,21 @@ class Tuning(NamedTuple):
     """What `sim recommend` tries on a server."""
 
     preset: str  # the newest version
-    params: Mapping[str, Sequence[Any]]  # settings that matter -> values; combinations that it refuses are left out
-    defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda about: {}  # settings that it chooses by device
+    grids: Sequence[Mapping[str, Sequence[Any]]]  # settings that matter -> values; what it refuses is left out
+    # settings that it chooses by device, or that the requests need: of the profile's description and the requests
+    defaults: Callable[[Mapping[str, Any], Sequence[ClientRequest]], Mapping[str, Any]]
+
+
+def memory_settings(about: Mapping[str, Any], **engine: Any) -> dict[str, Any]:
+    """Return keys of the engine section with the memory of a profile's device; nothing if its model has no size."""
+    memory = device_memory(about) if memory_of_profile(about) else None
+    return {f"engine.{key}": value for key, value in {"device_memory": memory, **engine}.items()} if memory else {}
+
+
+def longest(shipped: int, lengths: Iterable[int]) -> int:
+    """Return the shipped limit of a length; if a request is longer, its length in whole kilotokens."""
+    needed = max(lengths, default=0)
+    return shipped if needed <= shipped else -(-needed // 1024) * 1024
 
 
 @cache

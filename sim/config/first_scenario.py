@@ -9,7 +9,6 @@ from typing import Any, Optional
 from servesim.core import Policy
 from servesim.core.fields import policy_fields
 from servesim.costs.device_profile import load_profile
-from servesim.costs.kv_memory import device_memory, memory_of_profile
 from servesim.files.checked import Keys
 from servesim.files.write import yaml_text
 
@@ -93,11 +92,10 @@ def default_server(tree: Tree) -> tuple[Tree, str]:
     profile, tuning = tree.get("profile", GPU["profile"]), tunings()["vllm"]
     about = load_profile(profile).about
     server: Tree = {"preset": tuning.preset, "profile": profile}
-    for key, value in tuning.defaults(about).items():
-        server = set_key(server, key, value)
-    if not {"num_blocks", "device_memory"} & set(tree.get("engine") or {}):
-        memory = device_memory(about) if memory_of_profile(about) else None
-        server |= {"engine": {"device_memory": memory}} if memory else {}
+    has_blocks = {"num_blocks", "device_memory"} & set(tree.get("engine") or {})
+    for key, value in tuning.defaults(about, ()).items():
+        if not (has_blocks and key.startswith("engine.")):
+            server = set_key(server, key, value)
     version = preset(tuning.preset)["policy"]["version"]
     name = profile if isinstance(profile, str) else "the named profile"
     given = "" if "profile" in tree else ", a bundled one"
@@ -110,7 +108,8 @@ def default_server(tree: Tree) -> tuple[Tree, str]:
 def defaults_on(name: str, names: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the settings that the server of a preset chooses by its device."""
     about = load_profile(names).about
-    return next((tuning.defaults(about) for tuning in tunings().values() if tuning.preset == name), {})
+    found = next((tuning.defaults(about, ()) for tuning in tunings().values() if tuning.preset == name), {})
+    return {key: value for key, value in found.items() if key != "engine.device_memory"}  # the profile has it
 
 
 def policy_keys(settings: Mapping[str, Any]) -> str:

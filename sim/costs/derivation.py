@@ -38,6 +38,7 @@ SHARES = (0.6, 0.95)  # of the bandwidth: a fit to few runs can be outside
 ALL_REDUCE = 5e-6  # seconds of a small all-reduce between two devices; each doubling of the devices adds as much
 LINK_SHARE = 0.7  # of the link's bandwidth in one direction that large all-reduces reach
 MANY_TOKENS = 1e6  # a call that uses all experts
+EXPECTED_ERRORS = {"e2el": 0.037, "ttft": 0.05, "tpot": 0.037}  # of means: medians of 25 runs of others, docs/proof.md
 SPREAD = 0.1  # standard deviation of all times of a derived profile: benchmarks/proof_derive.py has the errors
 CURVES = ("prefill.tokens", "decode.rows")
 SCALED = {  # factor of a Change: terms of cost models that it scales

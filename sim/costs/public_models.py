@@ -49,6 +49,19 @@ PUBLIC_MODELS = {
     **{name: Model(name=name, dtype=HALF, **dict(zip(COLUMNS, sizes))) for name, sizes in TABLE.items()},
 }
 
+HUB = {  # model -> its name on Hugging Face, for commands of servers; of chat models if there are such
+    "llama2-7b": "meta-llama/Llama-2-7b-chat-hf", "llama-2-13b": "meta-llama/Llama-2-13b-chat-hf",
+    "llama-2-70b": "meta-llama/Llama-2-70b-chat-hf", "codellama-34b": "codellama/CodeLlama-34b-Instruct-hf",
+    "llama-3-8b": "meta-llama/Meta-Llama-3-8B-Instruct", "llama-3-70b": "meta-llama/Meta-Llama-3-70B-Instruct",
+    "llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-70b": "meta-llama/Llama-3.1-70B-Instruct",
+    "llama-3.3-70b": "meta-llama/Llama-3.3-70B-Instruct", "llama-4-scout": "meta-llama/Llama-4-Scout-17B-16E-Instruct",
+    **{f"qwen2.5-{size.lower()}": f"Qwen/Qwen2.5-{size}-Instruct" for size in ("3B", "7B", "14B", "32B", "72B")},
+    **{f"qwen3-{size.lower()}": f"Qwen/Qwen3-{size}" for size in ("4B", "8B", "14B", "32B", "30B-A3B")},
+    "mistral-7b": "mistralai/Mistral-7B-Instruct-v0.3", "mistral-nemo": "mistralai/Mistral-Nemo-Instruct-2407",
+    "mixtral-8x7b": "mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x22b": "mistralai/Mixtral-8x22B-Instruct-v0.1",
+    "gpt-oss-20b": "openai/gpt-oss-20b", "gpt-oss-120b": "openai/gpt-oss-120b",
+}  # fmt: skip
+
 
 def plain_name(name: str) -> str:
     """Return the letters and digits of a name, without the organisation and `Meta`."""

@@ -63,8 +63,9 @@ class ReplayResult:
         return frame
 
     def __repr__(self) -> str:
-        error, makespan = self.comparison.row("makespan").error, self.measured.metrics["makespan"]
-        return f"ReplayResult({self.name}: makespan {makespan:.2f} s, simulated {error or 0:+.2%})"
+        row = self.comparison.rows[0]
+        level = "–" if row.measured is None else format_metric(row.measured, row.metric)
+        return f"ReplayResult({self.name}: {row.metric} {level}, simulated {row.error or 0:+.2%})"
 
     @property
     def verdict(self) -> str:
@@ -72,9 +73,9 @@ class ReplayResult:
         errors = self.errors.error.dropna()
         if errors.empty:
             return "The two runs have no metric in common."
-        worst = str(errors.abs().idxmax())
-        makespan = f"The error of the makespan is {errors['makespan']:+.2%}. " if "makespan" in errors else ""
-        return f"{makespan}The largest error is {errors[worst]:+.2%} ({worst})."
+        worst, lead = str(errors.abs().idxmax()), self.comparison.rows[0].metric
+        leading = f"The error of {lead} is {errors[lead]:+.2%}. " if lead in errors else ""
+        return f"{leading}The largest error is {errors[worst]:+.2%} ({worst})."
 
     def _repr_html_(self) -> str:
         cells = [["metric", "simulated", "measured", "error"]]

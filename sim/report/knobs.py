@@ -170,7 +170,7 @@ def knob_trace(
 
 def knob_axis(knob: Knob) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the x axis of a parameter and the place of each value: a number on a scale, or a category."""
-    values = [point.value for point in knob.best]
+    values = sorted_values(list({repr(p.value): p.value for p in (*knob.best, *knob.single_change)}.values()))
     texts = [format_value(value) for value in values]
     is_log = knob.numeric and values[0] > 0 and values[-1] >= 10 * values[0]
     if is_log or (knob.numeric and is_evenly_spaced(values)):

@@ -1,36 +1,35 @@
 """From a question to settings of a server: `sim recommend`.
 
-Two ordinary sweeps answer it. The first one runs the settings that matter for the engine at the rate of the question.
-The second one finds the highest load of its winner and of the engine's defaults. Both are written as files beside the
-scenario, so that `sim sweep` repeats them.
+Ordinary sweeps answer it. The first one runs the settings that matter for the engine at the rate of the question. The
+second one finds the highest load of its winner and of the engine's defaults. If other settings are as good at this
+rate, a third one runs them at a higher rate; if one of them meets the constraints there, it holds more load and wins.
+All of them are written as files beside the scenario, so that `sim sweep` repeats them.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Optional
 
+from servesim.config.exported import recorded_server
 from servesim.config.families import Tuning, tunings
 from servesim.config.layers import Layer, Tree, apply_assignment, assemble
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput
 from servesim.costs.device_profile import Profile, load_profile
-from servesim.costs.profile_verdict import verdict_on
-from servesim.files.terminal import align_columns
 from servesim.files.write import write_yaml
 from servesim.runs.limit import Limit, limit_of
-from servesim.runs.metric_table import format_quantity, metric_title, unit_of
+from servesim.runs.request_rate import round_rate
 from servesim.runs.simulate import Run as SimulatedRun
 from servesim.runs.simulate import load_trace, simulate
-from servesim.statistics.constraints import Bound, parse_bounds
+from servesim.statistics.constraints import parse_bounds
 from servesim.traces.edit import set_rate
 
 from .executor import Executor
-from .experiment import Experiment
+from .pilot_runs import OVERLOAD
 from .progress import Progress
 from .ranking import Row, Summary
 from .rate_summary import RateSummary
@@ -41,7 +40,9 @@ from .sweep_file import build_experiment, validate_file
 
 REQUESTS = 4000  # of a synthetic workload: enough for a P99
 SPREAD = 0.5  # standard deviation of lengths / their mean
-PRECISION = 0.02  # of the highest load
+PRECISION = 0.04  # of the highest load, and smallest difference of latencies that counts: about the expected error
+NEAR_OVERLOAD = (0.9, 1.05)  # first rates of the highest load / throughput with all requests at once
+MORE_LOAD = 1.1  # settings that are as good at the rate of the question must hold this much more load to win
 CANDIDATES = 3  # whose highest load is found if no setting meets the constraints
 OBJECTIVES = ("mean_e2el_ms", "p99_ttft_ms")
 SLO_OF = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2el"}  # part of a metric's name -> key of the SLO
@@ -49,6 +50,9 @@ SLO_OF = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2el"}  # part of a metric's 
 
 def workload(rate: float, prompt: int, output: int, system_prompt: int = 0) -> Tree:
     """Return requests that arrive at random with lengths around means; `prompt` includes the system prompt."""
+    for name, tokens in (("prompt", prompt), ("output", output)):
+        if tokens < 1:
+            raise BadInput(f"--{name}: expected at least 1 token, got {tokens}")
     if not 0 <= system_prompt < prompt:
         raise BadInput(f"--system-prompt: expected fewer tokens than --prompt ({prompt}), got {system_prompt}")
     own = prompt - system_prompt
@@ -84,31 +88,26 @@ class Question:
 
     @property
     def tuning(self) -> Tuning:
-        known = tunings()
-        if self.server not in known:
-            raise BadInput(f"--engine: expected one of {', '.join(known)}, got {self.server!r}")
-        return known[self.server]
+        return tunings()[self.server]
 
     @cached_property
     def base(self) -> Tree:
-        """The scenario with the engine's defaults for the device."""
-        profile = load_profile(self.keys["profile"])
-        defaults = Layer(dict(self.tuning.defaults(profile.about)), are_settings=True)
+        """The scenario with the engine's defaults for the device and the requests."""
         slo = slo_of(self.constraints)
-        keys = {**self.keys, **({"slo": slo} if slo else {})}
-        return assemble([Layer({"preset": self.tuning.preset}), defaults, Layer(keys)])
+        layers = [Layer({"preset": self.tuning.preset}), Layer({**self.keys, **({"slo": slo} if slo else {})})]
+        scenario = scenario_from(assemble(layers))
+        server, about = recorded_server(scenario), load_profile(scenario.profile).about
+        if server is not None:  # of `sim calibrate vllm`: its settings are the defaults
+            return assemble([layers[0], Layer({key: server[key] for key in ("policy", "engine")}), layers[1]])
+        defaults = self.tuning.defaults(about, load_trace(scenario).requests)
+        return assemble([layers[0], Layer(dict(defaults), are_settings=True), layers[1]])
 
-    def sweep_keys(self) -> Tree:
-        """Return the keys of the first sweep."""
-        params = {key: list(values) for key, values in self.tuning.params.items()}
-        return {"params": params, "objectives": list(OBJECTIVES), "subject_to": list(self.constraints)}
-
-    def capacity_keys(self, assignments: Sequence[Mapping[str, Any]], rate: float) -> Tree:
-        """Return the keys of the second sweep: some settings, and the defaults as the baseline."""
-        params = [{key: [value] for key, value in assignment.items()} for assignment in assignments if assignment]
+    def sweep_keys(self, grids: Sequence[Mapping[str, Sequence[Any]]]) -> Tree:
+        """Return the keys of a sweep of some settings; the baseline has the defaults."""
+        params = [{key: list(values) for key, values in grid.items()} for grid in grids if grid]
         return {
             "params": params, "objectives": list(OBJECTIVES), "subject_to": list(self.constraints),
-            "rates": [rate], "precision": PRECISION,
+            "indifference": PRECISION,
         }  # fmt: skip
 
 
@@ -122,9 +121,11 @@ class Answer:
     defaults: Row
     best_load: Optional[Curve]  # None without constraints
     defaults_load: Optional[Curve]
+    for_load: bool  # the settings are as good as others at the rate of the question; they hold more load
     scenario: Scenario
     profile: Profile
-    limit: Limit  # of the recommended settings, at a load that is a little too high
+    limit: Limit  # of the recommended settings, at the next rate
+    limit_rate: float  # the lowest tested one that misses the constraints
 
     @property
     def changed(self) -> Mapping[str, Any]:
@@ -137,34 +138,99 @@ class Answer:
         }
 
 
-def recommend(question: Question, folder: Path, executor: Executor, progress: Progress) -> Answer:
-    """Run both sweeps in a folder and return the answer."""
-    base = question.base
-    scenario = scenario_from(base)
-    write_yaml(folder / "scenario.yaml", base)
+@dataclass(frozen=True)
+class Search:
+    """The sweeps of one question, in a folder."""
 
-    def run(name: str, keys: Tree) -> tuple[Experiment, Result]:
-        write_yaml(folder / f"{name}.yaml", {"base": "scenario.yaml", **keys})
+    question: Question
+    folder: Path
+    executor: Executor
+    progress: Progress
+
+    def run(self, name: str, keys: Tree, rate: Optional[float] = None) -> Result:
+        """Run a sweep and write its files; at another rate, also its scenario."""
+        base, file = self.question.base, "scenario.yaml"
+        if rate is not None:
+            base, file = apply_assignment(base, {rate_key(base): rate}), f"scenario-{name}.yaml"
+        write_yaml(self.folder / file, base)
+        write_yaml(self.folder / f"{name}.yaml", {"base": file, **keys})
         experiment = build_experiment(validate_file(SweepFile, keys, name, {}), base, name)
-        result = run_experiment(experiment, folder / name, executor, True, progress)
-        write_result(result, folder / name)
-        return experiment, result
+        result = run_experiment(experiment, self.folder / name, self.executor, True, self.progress)
+        write_result(result, self.folder / name)
+        return result
 
-    experiment, summary = run("sweep", question.sweep_keys())
+    def capacities(self, name: str, rows: Sequence[Row], rate: float) -> list[Curve]:
+        """Return the curves of some settings and of the defaults, the highest load first."""
+        scenario = self.scenario(rows[0])
+        overload = simulate_at(scenario, OVERLOAD * rate).measures.as_result()["request_throughput"]
+        rates = sorted({rate, *(round_rate(part * overload, 3) for part in NEAR_OVERLOAD if overload)})
+        keys = self.question.sweep_keys([as_grid(row) for row in rows])
+        loads = self.run(name, {**keys, "rates": rates, "precision": PRECISION})
+        assert isinstance(loads, RateSummary)
+        return loads.curves
+
+    def holds_more(self, summary: Summary, best: Row, curve: Curve) -> Optional[Row]:
+        """Return the best row at a higher load, of those that are as good as the winner at the rate of the question."""
+        tied = [row for row in summary.rows if row.eligible and row is not best and row.relation.tied]
+        if not tied or curve.capacity is None or curve.capacity.missed_at is None or not curve.capacity.rate:
+            return None
+        limit = limit_of(simulate_at(self.scenario(best), curve.capacity.missed_at))
+        if limit.kind == "compute" and all("ttft" in bound for bound in self.question.constraints):
+            return None  # no setting moves this limit; with fewer slots, tokens come faster, but the first one later
+        rate = round_rate(MORE_LOAD * curve.capacity.rate, 3)
+        more = self.run("more", self.question.sweep_keys([as_grid(row) for row in tied]), rate)
+        assert isinstance(more, Summary)
+        first = more.rows[0]
+        found = first.eligible and not first.is_saturated and not more.baseline.eligible
+        return next((row for row in tied if found and row.assignment == first.assignment), None)
+
+    def scenario(self, row: Row) -> Scenario:
+        return scenario_from(apply_assignment(self.question.base, row.assignment))
+
+
+def recommend(question: Question, folder: Path, executor: Executor, progress: Progress) -> Answer:
+    """Run the sweeps in a folder and return the answer."""
+    search = Search(question, folder, executor, progress)
+    summary = search.run("sweep", question.sweep_keys(question.tuning.grids))
     assert isinstance(summary, Summary)
-    rate, best, curves = experiment.own_rate(0), summary.rows[0], []
+    rate, best, curves, more = summary.experiment.own_rate(0), summary.rows[0], [], None
     if question.constraints:
         tried = [best] if best.eligible else [*summary.rows[:CANDIDATES], summary.baseline]
-        _, loads = run("capacity", question.capacity_keys([row.assignment for row in tried], rate))
-        assert isinstance(loads, RateSummary)
-        curves = loads.curves  # highest load first
-        best = next(row for curve in curves for row in tried if row.assignment == curve.assignment)
-    best_load = next((curve for curve in curves if curve.assignment == best.assignment), None)
-    defaults_load = next((curve for curve in curves if curve.is_baseline), None)
-    chosen = scenario_from(apply_assignment(base, best.assignment))
-    limit = limit_of(simulate_at(chosen, too_high(best_load, rate)))
-    profile = load_profile(scenario.profile)
-    return Answer(question, rate, best, summary.baseline, best_load, defaults_load, chosen, profile, limit)
+        curves = search.capacities("capacity", tried, rate)
+        if not best.eligible:
+            best = next((row for row in tried if row.assignment == curves[0].assignment), summary.baseline)
+        more = search.holds_more(summary, best, curve_of(curves, best)) if best.eligible else None
+        if more is not None:
+            curves = search.capacities("capacity-more", [more], rate)
+            best = more
+    best_load, defaults_load = (curve_of(curves, best), baseline_of(curves)) if curves else (None, None)
+    write_yaml(folder / "best.yaml", apply_assignment(question.base, best.assignment))
+    chosen, limit_rate = search.scenario(best), too_high(best_load, rate)
+    limit, profile = limit_of(simulate_at(chosen, limit_rate)), load_profile(question.base["profile"])
+    return Answer(
+        question, rate, best, summary.baseline, best_load, defaults_load, more is not None, chosen, profile, limit,
+        limit_rate,
+    )  # fmt: skip
+
+
+def as_grid(row: Row) -> dict[str, list[Any]]:
+    """Return the settings of a row as a grid of one point."""
+    return {key: [value] for key, value in row.assignment.items()}
+
+
+def curve_of(curves: Sequence[Curve], row: Row) -> Curve:
+    """Return the curve of the settings of a row; the defaults need not have any."""
+    return next((curve for curve in curves if curve.assignment == row.assignment), None) or baseline_of(curves)
+
+
+def baseline_of(curves: Sequence[Curve]) -> Curve:
+    """Return the curve of the defaults."""
+    return next(curve for curve in curves if curve.is_baseline)
+
+
+def rate_key(base: Tree) -> str:
+    """Return the key of a scenario that sets its request rate."""
+    return "trace.rate" if "trace" in base else "workload.arrivals.rate"
 
 
 def too_high(curve: Optional[Curve], rate: float) -> float:
@@ -176,69 +242,3 @@ def too_high(curve: Optional[Curve], rate: float) -> float:
 def simulate_at(scenario: Scenario, rate: float) -> SimulatedRun:
     """Run a scenario at a request rate."""
     return simulate(scenario, set_rate(load_trace(scenario), rate))
-
-
-SHOWN = ("p99_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "request_goodput")
-DERIVED_ERRORS = {"e2el": 0.037, "ttft": 0.05, "tpot": 0.037}  # medians of 25 runs of others: docs/proof.md
-
-
-def answer_text(answer: Answer, command: str, next_command: str) -> str:
-    """Return the answer as one screen; `command` starts the server with the recommended settings."""
-    lines = [verdict_line(answer), "", command.rstrip(), "", *result_table(answer), ""]
-    lines += [f"What limits it: {answer.limit.text}", error_line(answer), f"Next: {next_command}"]
-    return "\n".join(lines)
-
-
-def verdict_line(answer: Answer) -> str:
-    """Return the recommended settings, and whether they meet the limits at the rate of the question."""
-    settings = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in answer.changed.items())
-    choice = f"Best settings at {answer.rate:g} req/s: {settings}" if settings else "The defaults are the best settings"
-    if not answer.question.constraints:
-        return f"{choice}."
-    limits = " and ".join(map(str, answer.question.constraints))
-    if answer.best.eligible:
-        return f"{choice}. They meet {limits}."
-    return (
-        f"No tested setting meets {limits} at {answer.rate:g} req/s. "
-        f"The highest load within the limits has {settings or 'the defaults'}."
-    )
-
-
-def result_table(answer: Answer) -> list[str]:
-    """Return the metrics of the recommended settings beside those of the engine's defaults."""
-    rows = [["at this load" if answer.changed else "", "recommended", "defaults"]]
-    for metric in SHOWN:
-        means = [row.mean(metric) for row in (answer.best, answer.defaults)]
-        if not all(map(math.isnan, means)):
-            unit = unit_of(metric, means)
-            rows.append([unit.after(metric_title(metric)), *(format_quantity(mean, None, unit) for mean in means)])
-    if answer.best_load is not None or answer.defaults_load is not None:
-        loads = (answer.best_load, answer.defaults_load)
-        rows.append(["Highest load (req/s)", *(load_text(curve) for curve in loads)])
-    return align_columns(rows if answer.changed else [row[:2] for row in rows])
-
-
-def load_text(curve: Optional[Curve]) -> str:
-    """Return the highest load of a configuration that meets the limits."""
-    capacity = None if curve is None else curve.capacity
-    return "–" if capacity is None else capacity.text.removesuffix(" req/s")
-
-
-def error_line(answer: Answer) -> str:
-    """Return the expected error, and whether the limits are farther away than it."""
-    profile = answer.profile
-    if not profile.about.get("derived"):
-        return f"Expected error: profile {profile.name} is {verdict_on(profile).text}."
-    errors = ", ".join(f"{name.upper()} {100 * error:.1f} %" for name, error in DERIVED_ERRORS.items())
-    text = f"Expected error: {errors} (medians of 25 runs of others with derived step times, docs/proof.md)"
-    bounds = [bound for bound in parse_bounds(answer.question.constraints) if not bound.of_baseline]
-    close = [bound for bound in bounds if is_close(bound, answer.best.mean(bound.metric))]
-    if not bounds:
-        return f"{text}."
-    return f"{text}; {close[0]} is within it: measure first." if close else f"{text}; the limits are outside of it."
-
-
-def is_close(bound: Bound, value: float) -> bool:
-    """Whether a value with the expected error may be on the other side of a bound."""
-    error = next((size for name, size in DERIVED_ERRORS.items() if name in bound.metric), max(DERIVED_ERRORS.values()))
-    return bound.verdict(value * (1 - error), value * (1 + error)) == "undecided"

@@ -168,6 +168,12 @@ def test_a_trace_alone_runs_on_the_newest_vllm_and_says_so(sim: Callable[..., Sa
     assert "sim: server: vLLM 0.32.0 with profile ascend910b4-llama2-7b; " in own.error
 
 
+def test_a_file_without_a_policy_says_which_one_runs(sim: Callable[..., Said]) -> None:
+    Path("my.yaml").write_text("workload: {requests: 5, arrivals: {kind: burst}, lengths: {prompt: 9, output: 9}}\n")
+    assert "sim: policy: llm-serving, the default; --policy selects another server\n" in sim("run", "my.yaml").error
+    assert "the default; --policy" not in sim("run", "my.yaml", "--policy", "llm-serving").error
+
+
 @pytest.mark.parametrize(
     "words", [("--policy", "vllm"), ("--preset", "sglang-0.5.18"), ("--set", "policy.name=orca"), ("scenario.yaml",)]
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 from statistics import median
 
@@ -10,11 +11,13 @@ import pytest
 from servesim.config.families import tunings
 from servesim.config.layers import Layer, assemble
 from servesim.config.scenario import scenario_from
-from servesim.core import BadInput
+from servesim.core import BadInput, ClientRequest
+from servesim.costs.derivation import EXPECTED_ERRORS
+from servesim.costs.device_profile import load_profile
 from servesim.policies import FAMILIES
 from servesim.study import pilot_runs
 from servesim.study import recommend as recommending
-from servesim.study.recommend import DERIVED_ERRORS, slo_of, workload
+from servesim.study.recommend import slo_of, workload
 
 from ..commands.running import run_sim
 
@@ -28,9 +31,10 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A short workload and four settings."""
     monkeypatch.setattr(recommending, "REQUESTS", 100)
     monkeypatch.setattr(pilot_runs, "MIN_REQUESTS", 200)
-    small = tunings()["vllm"]._replace(params={
-        "policy.max_num_seqs": (1, 256), "policy.max_num_batched_tokens": (128, 2048),
-    })  # fmt: skip
+    monkeypatch.setattr(pilot_runs, "MIN_TURNOVER", 2)
+    small = tunings()["vllm"]._replace(grids=[
+        {"policy.max_num_seqs": (1, 256), "policy.max_num_batched_tokens": (128, 2048)},
+    ])  # fmt: skip
     monkeypatch.setattr(recommending, "tunings", lambda: {"vllm": small})
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -41,12 +45,13 @@ def test_the_answer_is_a_command_with_figures_and_its_sweeps_can_be_repeated(
 ) -> None:
     said = run_sim(capsys, *QUESTION, *NAMES, "--subject-to", "p99_ttft_ms <= 1000")
     assert said.code == 0, said.error
-    for text in ("vllm serve llama-3.1-8b", "--max-num-seqs", "P99 TTFT", "Highest load", "What limits it: ",
-                 "Expected error: ", "Next: sim calibrate vllm"):  # fmt: skip
+    for text in ("vllm serve meta-llama/Llama-3.1-8B-Instruct", "--max-num-seqs", "P99 TTFT", "Highest load",
+                 "What limits it (at ", "Expected error: ", "Next: sim calibrate vllm"):  # fmt: skip
         assert text in said.out, text
     assert len(said.out.splitlines()) <= 32  # one screen
-    folder = small / "runs" / "recommend-vllm"
-    assert {path.name for path in folder.iterdir()} >= {"scenario.yaml", "sweep.yaml", "capacity.yaml", "sweep"}
+    folder = small / "runs" / "recommend-1"
+    assert {path.name for path in folder.iterdir()} >= {"scenario.yaml", "best.yaml", "vllm.sh"}
+    assert all((folder / name / "report.html").is_file() for name in ("sweep", "capacity"))
     again = run_sim(capsys, "sweep", str(folder / "sweep.yaml"), "-o", "again", "-j", "1", "-q", "--no-report")
     assert again.code == 0, again.error
     assert (small / "again" / "best.yaml").read_text() == (folder / "sweep" / "best.yaml").read_text()
@@ -57,7 +62,7 @@ def test_a_combination_that_the_engine_refuses_cannot_be_the_answer(
 ) -> None:
     said = run_sim(capsys, *QUESTION, *NAMES)
     assert said.code == 0 and "Highest load" not in said.out  # without limits there is none
-    rows = list(csv.DictReader((small / "runs" / "recommend-vllm" / "sweep" / "summary.csv").open()))
+    rows = list(csv.DictReader((small / "runs" / "recommend-1" / "sweep" / "summary.csv").open()))
     assert len(rows) == 5 and "does not start" in str(rows)  # budget 128 below 256 sequences
 
 
@@ -73,6 +78,8 @@ def test_limits_that_no_setting_meets_are_said(small: Path, capsys: pytest.Captu
         ("recommend", "--model", "llama-3.1-8b"),
         ("recommend", *NAMES),
         ("recommend", *NAMES, "--rate", "5", "--prompt", "100"),
+        ("recommend", *NAMES, "--trace", "my.csv", "--prompt", "100"),
+        ("recommend", *NAMES, "--rate", "5", "--prompt", "-3", "--output", "9"),
         ("recommend", *NAMES, "--rate", "5", "--prompt", "100", "--output", "9", "--system-prompt", "100"),
         ("recommend", *NAMES, "--profile", "h200-llama2-7b", "--rate", "5", "--prompt", "9", "--output", "9"),
         ("recommend", "--model", "lama", "--device", "H100", "--rate", "5", "--prompt", "9", "--output", "9"),
@@ -90,9 +97,58 @@ def test_every_server_with_flags_has_settings_to_try_and_starts_with_its_default
     for server, tuning in tunings().items():
         tree = assemble([Layer({"preset": tuning.preset, "profile": {"base": 0.01}})])
         policy = scenario_from(tree).make_policy()
-        for key, values in tuning.params.items():
-            assert hasattr(policy, key.removeprefix("policy.")) and len(values) > 1, (server, key)
+        for key in (key for grid in tuning.grids for key in grid):
+            assert hasattr(policy, key.removeprefix("policy.")), (server, key)
     assert FAMILIES
+
+
+def test_json_has_the_command_and_the_figures_and_a_second_question_gets_its_own_folder(
+    small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in (1, 2):
+        said = run_sim(capsys, *QUESTION, *NAMES, "--rate", str(number), "--json")
+        data = json.loads(said.out)
+        assert data["folder"] == f"runs/recommend-{number}" and data["rate"] == pytest.approx(number)
+        assert data["command"].startswith("vllm serve") and data["defaults"]["p99_ttft_ms"] > 0
+
+
+def test_of_settings_that_are_equal_at_this_load_the_one_that_holds_more_wins(
+    small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At 5 requests per second, four slots are as good as 64; the defaults have four."""
+    grids = [{"policy.max_num_seqs": (2, 64)}]
+    few = tunings()["vllm"]._replace(grids=grids, defaults=lambda about, requests: {"policy.max_num_seqs": 4})
+    monkeypatch.setattr(recommending, "tunings", lambda: {"vllm": few})
+    monkeypatch.setattr(recommending, "REQUESTS", 400)
+    said = run_sim(capsys, *QUESTION, *NAMES, "--subject-to", "p99_ttft_ms <= 100")
+    assert said.out.startswith("Best settings at 5 req/s: max_num_seqs 64."), said.out
+    assert "Other settings are as good at this load; these hold more." in said.out
+
+
+def test_the_command_has_the_devices_and_the_precision(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = run_sim(capsys, *QUESTION, *NAMES, "--tensor-parallel", "2", "--precision", "fp8")
+    assert "--tensor-parallel-size 2" in said.out and "--quantization fp8" in said.out
+
+
+@pytest.mark.parametrize(
+    ("server", "device", "settings"),
+    [
+        ("vllm", "H100", {"policy.max_num_seqs": 1024, "policy.max_num_batched_tokens": 8192}),
+        ("vllm", "A100", {"policy.max_num_seqs": 256, "policy.max_num_batched_tokens": 2048}),
+        ("vllm", "B200", {"policy.max_num_seqs": 1024, "policy.max_num_batched_tokens": 16384}),
+        ("sglang", "L40S", {"policy.chunked_prefill_size": 4096}),
+        ("sglang", "H200", {"policy.chunked_prefill_size": 8192}),
+        ("mindie", "910B4", {"policy.max_input_token_len": 3072, "policy.max_iter_times": 1024}),
+        ("vllm-ascend", "910B4", {"engine.max_model_len": 8192}),
+    ],
+)
+def test_defaults_are_those_of_the_engine_for_the_device_and_the_requests(
+    server: str, device: str, settings: dict[str, int]
+) -> None:
+    """As vLLM 0.32 (arg_utils.py), SGLang 0.5 (server_args.py) and the config.json of MindIE choose them."""
+    about = load_profile({"model": "llama-3.1-8b", "device": device}).about
+    values = tunings()[server].defaults(about, [ClientRequest(0, 0.0, 3000, 600)])
+    assert {key: values[key] for key in settings} == settings
 
 
 def test_the_workload_has_the_means_of_the_question() -> None:
@@ -119,4 +175,4 @@ def test_the_expected_errors_are_those_of_the_proof() -> None:
                 error = abs(float(row["predicted"]) / float(row["measured"]) - 1)
                 errors.setdefault(row["quantity"], []).append(error)
     for name, quantity in (("e2el", "E2E mean"), ("ttft", "TTFT mean"), ("tpot", "TPOT mean")):
-        assert DERIVED_ERRORS[name] == pytest.approx(median(errors[quantity]), abs=0.001)
+        assert EXPECTED_ERRORS[name] == pytest.approx(median(errors[quantity]), abs=0.001)

@@ -77,6 +77,14 @@ def measured(scenario: Scenario, cost: LinearCost = TRUE, limit: int | None = No
     return ReplayedScenario("here", run, run_data(run, run.decisions))
 
 
+def test_a_comparison_leads_with_the_latency_of_requests_at_a_rate_and_with_the_makespan_of_a_burst() -> None:
+    burst = {**TREE, "workload": {**TREE["workload"], "arrivals": {"kind": "burst"}}}
+    for tree, lead in ((TREE, ["mean_e2el_ms", "p99_ttft_ms"]), (burst, ["makespan", "mean_ttft_ms"])):
+        live = measured(scenario_from(tree))
+        simulate_and_compare(live, live.live.requests, Profile("true", TRUE), HostPart())
+        assert [row.metric for row in live.comparison.rows[:2]] == lead
+
+
 def test_error_is_signed_and_relative_to_the_measured_value() -> None:
     assert relative_error(110.0, 100.0) == pytest.approx(0.1)
     assert relative_error(90.0, 100.0) == pytest.approx(-0.1)

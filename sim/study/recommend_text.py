@@ -1,0 +1,109 @@
+"""The answer of `sim recommend` as one screen, and as JSON."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Optional
+
+from servesim.costs.derivation import EXPECTED_ERRORS
+from servesim.files.terminal import align_columns
+from servesim.runs.metric_table import format_quantity, metric_title, unit_of
+from servesim.runs.request_rate import format_rate
+from servesim.statistics.constraints import Bound, parse_bounds
+
+from .rates import Curve
+from .recommend import Answer
+
+SHOWN = ("p99_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "request_goodput")
+MIN_ERROR = 0.05  # of a latency, if only other errors are known
+EQUAL = "Other settings are as good at this load; these hold more"
+
+
+def answer_text(answer: Answer, command: str, next_command: str) -> str:
+    """Return the answer as one screen; `command` starts the server with the recommended settings."""
+    lines = [verdict_line(answer), "", command.rstrip(), "", *result_table(answer), ""]
+    limit = f"What limits it (at {format_rate(answer.limit_rate)}): {answer.limit.text}."
+    return "\n".join([*lines, limit, error_line(answer), f"Next: {next_command}"])
+
+
+def answer_json(answer: Answer, command: str) -> dict[str, Any]:
+    """Return the answer as JSON; docs/recommend.md describes the keys."""
+    bests = {"recommended": (answer.best, answer.best_load), "defaults": (answer.defaults, answer.defaults_load)}
+    return {
+        "rate": answer.rate,
+        "constraints": list(answer.question.constraints),
+        "meets": answer.best.eligible,
+        "settings": dict(answer.changed),
+        "command": command,
+        **{
+            name: {
+                **{metric: None if math.isnan(row.mean(metric)) else row.mean(metric) for metric in SHOWN},
+                "highest_rate": None if curve is None or curve.capacity is None else curve.capacity.rate,
+            }
+            for name, (row, curve) in bests.items()
+        },
+        "limit": answer.limit.kind,
+        "limit_text": answer.limit.text,
+        "expected_error": expected_errors(answer),
+    }
+
+
+def verdict_line(answer: Answer) -> str:
+    """Return the recommended settings, and whether they meet the limits at the rate of the question."""
+    settings = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in answer.changed.items())
+    at = f"{answer.rate:.4g} req/s"
+    choice = f"Best settings at {at}: {settings}." if settings else f"The defaults are the best settings at {at}."
+    limits = " and ".join(map(str, answer.question.constraints))
+    if not limits:
+        return choice
+    if answer.best.eligible:
+        return f"{choice} They meet {limits}.{f' {EQUAL}.' if answer.for_load else ''}"
+    return (
+        f"No tested setting meets {limits} at {at}. The highest load within the limits: {settings or 'the defaults'}."
+    )
+
+
+def result_table(answer: Answer) -> list[str]:
+    """Return the metrics of the recommended settings beside those of the engine's defaults."""
+    rows = [[f"at {answer.rate:.4g} req/s", "recommended" if answer.changed else "defaults", "defaults"]]
+    for metric in SHOWN:
+        means = [row.mean(metric) for row in (answer.best, answer.defaults)]
+        if not all(map(math.isnan, means)):
+            unit = unit_of(metric, means)
+            rows.append([unit.after(metric_title(metric)), *(format_quantity(mean, None, unit) for mean in means)])
+    if answer.best_load is not None:
+        rows.append(["Highest load (req/s)", *map(load_text, (answer.best_load, answer.defaults_load))])
+    return align_columns(rows if answer.changed else [row[:2] for row in rows])
+
+
+def load_text(curve: Optional[Curve]) -> str:
+    """Return the highest load of a configuration that meets the limits."""
+    capacity = None if curve is None else curve.capacity
+    return "–" if capacity is None else capacity.text.replace(" req/s", "")
+
+
+def expected_errors(answer: Answer) -> dict[str, float]:
+    """Return the expected errors: of metrics for a derived profile, of step times that a fit did not use otherwise."""
+    return EXPECTED_ERRORS if answer.profile.about.get("derived") else answer.profile.mean_errors
+
+
+def error_line(answer: Answer) -> str:
+    """Return the expected error, and whether the limits are farther away than it."""
+    errors = expected_errors(answer)
+    if not errors:
+        return f"Expected error: not known, profile {answer.profile.name} has no check."
+    derived = answer.profile.about.get("derived")
+    source = "medians of 25 runs of others, docs/proof.md" if derived else f"profile {answer.profile.name}"
+    parts = ", ".join(f"{name.upper() if derived else name} {100 * error:.1f} %" for name, error in errors.items())
+    bounds = [bound for bound in parse_bounds(answer.question.constraints) if not bound.of_baseline]
+    close = [bound for bound in bounds if is_close(bound, answer.best.mean(bound.metric), errors)]
+    text = f"Expected error: {parts} ({source})"
+    if not bounds:
+        return f"{text}."
+    return f"{text}; {close[0]} is within it: measure first." if close else f"{text}; the limits are outside of it."
+
+
+def is_close(bound: Bound, value: float, errors: dict[str, float]) -> bool:
+    """Whether a value with the expected error may be on the other side of a bound."""
+    error = next((size for name, size in errors.items() if name in bound.metric), max(MIN_ERROR, *errors.values()))
+    return bound.verdict(value * (1 - error), value * (1 + error)) == "undecided"
