@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from servesim.runs.metric_table import format_number
 from servesim.runs.request_rows import STATES
 from servesim.runs.text import STATE_LABELS
-from servesim.statistics.number_format import format_number
 
 from .plots import HOVER, Chart, Limit, Trace, line, plain, value_axis, with_limits
 from .recorded_runs import QUANTILES, RecordedRun

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Optional
 
 from servesim.config.scenario import Scenario
+from servesim.runs.metric_table import format_number
 from servesim.statistics.number_format import format_metric
 from servesim.study.compare import COLUMNS, Difference, basis_of, name_of_b, summarise
 from servesim.study.compared_runs import ComparedRuns
 
 from .page import MetricFact, ResultCard, page_table, write_page
-from .plots import Chart, axis_scale, equal_line, metric_rows_layout, plain, points, show, value_axis
+from .plots import Chart, axis_scale, equal_line, metric_rows_layout, plain, points, value_axis
 from .trust import CHECK, GOOD, WARN, Fact, facts_of_profiles, policy_fact
 
 OUTCOME_COLOURS = {
@@ -94,9 +95,9 @@ def pair_chart(difference: Difference, number: int) -> Optional[Chart]:
     first, second, paired, (kind, _) = difference.values
     if len(first) < 2 or not paired:
         return None
-    divisor, title = axis_scale(metric, [*first, *second])
-    xy = [(x / divisor, y / divisor) for x, y in zip(first, second)]
-    hover = [f"<b>pair {k}</b><br>A: {show(x)}<br>B: {show(y)}" for k, (x, y) in enumerate(xy, 1)]
+    unit, title = axis_scale(metric, [*first, *second])
+    xy = [(x / unit.divisor, y / unit.divisor) for x, y in zip(first, second)]
+    hover = [f"<b>pair {k}</b><br>A: {format_number(x)}<br>B: {format_number(y)}" for k, (x, y) in enumerate(xy, 1)]
     data = [equal_line([value for pair in xy for value in pair])]
     data.append(points(kind, xy, hover, OUTCOME_COLOURS[difference.outcome], size=8))
     layout = {

@@ -123,8 +123,8 @@ def plot_trade_off(axes: Any, summary: Summary, x: Measure, y: Measure) -> None:
     """Draw the configurations by two measures, with the Pareto front of both."""
     values = measured_rows(summary, x, y)
     rows = [row for row in summary.rows if row.config in values]
-    across, x_title = x.scale([a for a, _ in values.values()])
-    up, y_title = y.scale([b for _, b in values.values()])
+    (_, across), x_title = x.scale([a for a, _ in values.values()])
+    (_, up), y_title = y.scale([b for _, b in values.values()])
     front = front_rows([row for row in rows if row.eligible], x, y)
     line = [values[row.config] for row in front]
     axes.plot([a / across for a, _ in line], [b / up for _, b in line], color=LIGHT["front"], linewidth=1.2)
@@ -148,8 +148,8 @@ def plot_knob(axes: Any, knob: Knob, together: Sequence[Knob] = ()) -> None:
     for series, colour, label in both:
         axes.errorbar(
             [positions[repr(point.value)] for point in series],
-            [point.result.mean / scale.divisor for point in series],
-            [(point.result.half_width or 0.0) / scale.divisor for point in series],
+            [point.result.mean / scale.unit.divisor for point in series],
+            [(point.result.half_width or 0.0) / scale.unit.divisor for point in series],
             color=LIGHT[colour], marker="o", markersize=4, capsize=2, label=label,
             linestyle="-" if knob.numeric else "none",
         )  # fmt: skip
@@ -188,20 +188,20 @@ def plot_queues(axes: Any, run: RecordedRun, together: Sequence[RecordedRun]) ->
 def plot_rates(axes: Any, curves: Sequence[Curve], metric: str, bounds: Sequence[Bound]) -> None:
     """Draw a metric over the request rate, one line per configuration; an open point misses a constraint."""
     values = [value for curve in curves for _, value in curve.values(metric)]
-    divisor, title = axis_scale(metric, values)
+    unit, title = axis_scale(metric, values)
     for curve, style in zip(curves, curve_styles(curves)):
         colour, dash = LIGHT[style.colour[1:]], "--" if style.dashed else "-"
         points = curve.values(metric)
-        xs, ys = [point.rate for point, _ in points], [value / divisor for _, value in points]
+        xs, ys = [point.rate for point, _ in points], [value / unit.divisor for _, value in points]
         label = f"{curve.role}: {curve.label}" if curve.role else curve.label
         axes.plot(xs, ys, dash, color=colour, linewidth=2.0 if curve.role else 1.0, label=label)
         fills = ["white" if point.problem else colour for point, _ in points]
         axes.scatter(xs, ys, s=22, c=fills, edgecolors=colour, zorder=3)
     for bound in (bound for bound in bounds if bound.metric == metric):
-        axes.axhline(bound.value / divisor, color=LIGHT["limit"], linestyle=":", linewidth=1.2)
+        axes.axhline(bound.value / unit.divisor, color=LIGHT["limit"], linestyle=":", linewidth=1.2)
     axes.set(xlabel="request rate (req/s)", ylabel=title)
     set_scale(axes, "x", [point.rate for curve in curves for point in curve.points])
-    set_scale(axes, "y", [value / divisor for value in values])
+    set_scale(axes, "y", [value / unit.divisor for value in values])
 
 
 def plot_changes(axes: Any, differences: Sequence[Difference]) -> None:

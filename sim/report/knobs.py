@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
 from servesim.core import BadInput
+from servesim.runs.metric_table import Unit, metric_title
 from servesim.statistics.intervals import Interval
 from servesim.statistics.number_format import format_mean
 from servesim.study.experiment import format_value, short_key
@@ -104,7 +105,7 @@ def single_change_costs(summary: Summary, curves: Sequence[Knob]) -> list[Single
 class KnobScale(NamedTuple):
     """The common y axis of the charts of parameters."""
 
-    divisor: float
+    unit: Unit
     title: str
     span: Sequence[float]  # powers of ten if it is logarithmic
     is_log: bool
@@ -114,10 +115,10 @@ def knob_scale(curves: Sequence[Knob]) -> KnobScale:
     """Return the y axis that shows all intervals; those below 0 of a positive metric are cut."""
     points = [point.result for knob in curves for point in (*knob.best, *knob.single_change)]
     ends = [mean + sign * (half_width or 0.0) for mean, half_width, _ in points for sign in (-1, 1)]
-    divisor, title = axis_scale(curves[0].metric, ends)
+    unit, title = axis_scale(curves[0].metric, ends)
     if min(mean for mean, *_ in points) > 0:
         ends = [end for end in ends if end > 0]
-    return KnobScale(divisor, title, *common_range([end / divisor for end in ends]))
+    return KnobScale(unit, title, *common_range([end / unit.divisor for end in ends]))
 
 
 def knob_charts(curves: Sequence[Knob]) -> list[Chart]:
@@ -133,12 +134,12 @@ def knob_chart(knob: Knob, id: str, scale: KnobScale) -> Chart:
         ("best with this value", knob.best, "@front", ("circle", 7.0)),
         ("winner, only this setting changed", knob.single_change, "@winner", ("star-open", 12.0)),
     ):
-        data.append(knob_trace(knob, curve, place, scale.divisor, name, colour, marker))
+        data.append(knob_trace(knob, curve, place, scale.unit, name, colour, marker))
     low, high = (10**end if scale.is_log else end for end in scale.span)
     y_axis: dict[str, Any] = {"title": {"text": f"{scale.title}{', log scale' if scale.is_log else ''}"}}
     y_axis |= {"range": scale.span, **(log_axis(low, high) if scale.is_log else {})}
     layout: dict[str, Any] = {"xaxis": x_axis, "yaxis": y_axis, "showlegend": False, "height": 260}
-    level = knob.baseline / scale.divisor
+    level = knob.baseline / scale.unit.divisor
     if low <= level <= high:
         line = {"color": "@baseline", "width": 1.5, "dash": "dash"}
         layout["shapes"] = [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": level, "y1": level, "line": line}]
@@ -146,17 +147,17 @@ def knob_chart(knob: Knob, id: str, scale: KnobScale) -> Chart:
 
 
 def knob_trace(
-    knob: Knob, curve: Sequence[CurvePoint], place: Mapping[str, Any], divisor: float, name: str, colour: str,
+    knob: Knob, curve: Sequence[CurvePoint], place: Mapping[str, Any], unit: Unit, name: str, colour: str,
     marker: tuple[str, float],
 ) -> Trace:  # fmt: skip
     """Return one curve of a parameter: points with intervals, connected if the values are numbers."""
-    xy = [(place[repr(point.value)], point.result.mean / divisor) for point in curve]
+    xy = [(place[repr(point.value)], point.result.mean / unit.divisor) for point in curve]
     hover = [
         f"<b>{plain(knob.name)} = {plain(format_value(point.value))}</b><br>{name}: "
-        f"{format_mean(point.result, knob.metric)}<br>{plain(point.row.label)}"
+        f"{format_mean(point.result, knob.metric, unit=unit)}<br>{plain(point.row.label)}"
         for point in curve
     ]
-    bars = {"type": "data", "array": [(p.result.half_width or 0.0) / divisor for p in curve], "color": colour}
+    bars = {"type": "data", "array": [(p.result.half_width or 0.0) / unit.divisor for p in curve], "color": colour}
     more: dict[str, Any] = {"error_y": {**bars, "thickness": 1.2, "width": 3}}
     if knob.numeric:
         dash = "solid" if curve is knob.best else "dot"
@@ -232,7 +233,7 @@ def heat_table(summary: Summary) -> Optional[HeatTable]:
         for value, cells in zip(table.row_values, table.cells)
     ]
     shown = [row for cells in table.cells for row in cells if row is not None]
-    notes = [table.metric, table.note]
+    notes = [table.unit.after(metric_title(table.metric)), table.note]
     notes += [f"* is {table.winner_name}"] if any(row is table.winner for row in shown) else []
     notes += ["! cannot win"] if any(not row.eligible for row in shown) else []
     return HeatTable(

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any, NamedTuple, Optional
 
-from servesim.runs.metric_table import metric_named
+from servesim.runs.metric_table import Unit, metric_title, unit_of
 from servesim.statistics.constraints import Bound
-from servesim.statistics.number_format import format_number
 
 Trace = dict[str, Any]
 HOVER = "%{hovertext}<extra></extra>"
@@ -49,15 +48,10 @@ def spans_decade(values: Iterable[float]) -> bool:
     return bool(numbers) and min(numbers) > 0 and max(numbers) >= 10 * min(numbers)
 
 
-def axis_scale(metric: str, values: Iterable[float]) -> tuple[float, str]:
-    """Return the divisor and the axis title; 10,000 ms and more are shown in seconds."""
-    numbers = [value for value in values if not math.isnan(value)]
-    entry = metric_named(metric)
-    if entry.title:
-        return 1.0, entry.title
-    if entry.unit == "ms" and max(numbers, default=0) >= 10_000:
-        return 1000.0, f"{metric.removesuffix('_ms')} (s)"
-    return 1.0, f"{metric.removesuffix('_ms')} ({entry.unit})" if entry.unit else metric
+def axis_scale(metric: str, values: Iterable[float]) -> tuple[Unit, str]:
+    """Return the unit and the title of an axis."""
+    unit = unit_of(metric, values)
+    return unit, unit.after(metric_title(metric))
 
 
 def value_axis(title: str, values: Iterable[float], zero: bool = False) -> dict[str, Any]:
@@ -134,12 +128,10 @@ class Limit(NamedTuple):
     text: str
 
 
-def bound_limit(side: str, bound: Bound, divisor: float = 1.0) -> Limit:
-    """Return a constraint with the unit of its axis: `p99_ttft <= 5 s`; `divisor` is that of `axis_scale`."""
-    unit = metric_named(bound.metric).unit
-    unit = "s" if unit == "ms" and divisor == 1000 else unit
-    text = f"{bound.metric.removesuffix('_ms')} {bound.sign} {bound.value / divisor:g} {unit}".strip()
-    return Limit(side, bound.value / divisor, text)
+def bound_limit(side: str, bound: Bound, unit: Unit) -> Limit:
+    """Return a constraint with the unit of its axis: `P99 TTFT <= 5 s`."""
+    level = bound.value / unit.divisor
+    return Limit(side, level, f"{metric_title(bound.metric)} {bound.sign} {level:g} {unit.name}".strip())
 
 
 def limit_line(limit: Limit, above: bool) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -185,9 +177,3 @@ def text_anchor(value: float, across: Sequence[float], is_log: bool) -> str:
         value, low, high = math.log(value), math.log(low), math.log(high)
     part = (value - low) / (high - low) if high > low else 0.5
     return "left" if part < 1 / 3 else "right" if part > 2 / 3 else "center"
-
-
-def show(value: float, metric: str = "") -> str:
-    """Return a value with its unit for a hover text."""
-    unit = metric_named(metric).unit if metric else ""
-    return f"{format_number(value)} {unit}".strip()

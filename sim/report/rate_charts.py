@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import NamedTuple, Optional
 
 from servesim.files.chart_style import SERIES
+from servesim.runs.metric_table import format_number, metric_title
 from servesim.runs.request_rate import format_rate
 from servesim.statistics.constraints import Bound
 from servesim.study.rate_summary import RateSummary
 from servesim.study.rates import Curve, RatePoint
 
-from .plots import Chart, Limit, Trace, axis_scale, bound_limit, plain, points, show, value_axis, with_limits
+from .plots import Chart, Limit, Trace, axis_scale, bound_limit, plain, points, value_axis, with_limits
 
 USUAL_METRICS = ("p99_ttft_ms", "mean_tpot_ms", "output_throughput")
 MAX_NAMED = 8  # more curves are grey, except winner and baseline
@@ -87,43 +88,43 @@ def capacity_limit(curve: Curve) -> Optional[Limit]:
 def over_rate(curves: Drawn, metric: str, bounds: Sequence[Bound], id: str) -> Chart:
     """Return a metric over the request rate, with its bounds and the capacities of winner and baseline."""
     values = [value for curve, _ in curves for _, value in curve.values(metric)]
-    divisor, title = axis_scale(metric, values)
+    unit, title = axis_scale(metric, values)
     data = []
     for curve, style in curves:
-        pairs = [(point, value / divisor) for point, value in curve.values(metric)]
+        pairs = [(point, value / unit.divisor) for point, value in curve.values(metric)]
         data.append(curve_trace(curve, style, [(point.rate, value) for point, value in pairs], pairs, title))
     rates = [point.rate for curve, _ in curves for point in curve.points]
     layout = {
         "xaxis": value_axis("request rate (req/s)", rates),
-        "yaxis": value_axis(title, [value / divisor for value in values]),
+        "yaxis": value_axis(title, [value / unit.divisor for value in values]),
         "showlegend": False,
     }
-    limits = [bound_limit("y", bound, divisor) for bound in bounds if bound.metric == metric]
+    limits = [bound_limit("y", bound, unit) for bound in bounds if bound.metric == metric]
     limits += [limit for curve, _ in reversed(curves) if curve.role and (limit := capacity_limit(curve)) is not None]
-    title = f"{metric.removesuffix('_ms')} over the request rate"
+    title = f"{metric_title(metric)} over the request rate"
     return Chart(id, title, data, with_limits(layout, limits, rates))
 
 
 def latency_throughput(curves: Drawn, latency: str, bounds: Sequence[Bound]) -> Chart:
     """Return a latency against the throughput, one point per rate."""
     values = [value for curve, _ in curves for _, value in curve.values(latency)]
-    divisor, title = axis_scale(latency, values)
+    unit, title = axis_scale(latency, values)
     _, x_title = axis_scale("output_throughput", [])
     data, across = [], []
     for curve, style in curves:
         throughput = {point.rate: value for point, value in curve.values("output_throughput")}
-        pairs = [(point, value / divisor) for point, value in curve.values(latency) if point.rate in throughput]
+        pairs = [(point, value / unit.divisor) for point, value in curve.values(latency) if point.rate in throughput]
         places = [(throughput[point.rate], value) for point, value in pairs]
         across += [x for x, _ in places]
         data.append(curve_trace(curve, style, places, pairs, title))
     layout = {
         "xaxis": value_axis(x_title, across),
-        "yaxis": value_axis(title, [value / divisor for value in values]),
+        "yaxis": value_axis(title, [value / unit.divisor for value in values]),
         "showlegend": False,
     }
-    limits = [bound_limit("y", bound, divisor) for bound in bounds if bound.metric == latency]
+    limits = [bound_limit("y", bound, unit) for bound in bounds if bound.metric == latency]
     caption = "One point per request rate. Better: down and right."
-    title = f"{latency.removesuffix('_ms')} against throughput"
+    title = f"{metric_title(latency)} against throughput"
     return Chart("latency-throughput", title, data, with_limits(layout, limits), caption)
 
 
@@ -139,7 +140,7 @@ def curve_trace(
     for point, value in pairs:
         problem = f"<br>{plain(point.problem)}" if point.problem else ""
         name = f"<b>{curve.role or 'configuration'}</b><br>{plain(curve.label)}"
-        hover.append(f"{name}<br>{format_rate(point.rate)}<br>{title}: {show(value)}{problem}")
+        hover.append(f"{name}<br>{format_rate(point.rate)}<br>{title}: {format_number(value)}{problem}")
     symbols = ["circle-open" if point.problem else "circle" for point, _ in pairs]
     size, rows = 8 if curve.role else 6, [[curve.config]] * len(places)
     trace = points(plain(curve.label), places, hover, style.colour, size=size, rows=rows)

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from servesim.runs.metric_table import format_number
 from servesim.runs.notes import LABEL_MEANINGS, sentence
 from servesim.runs.request_rows import STATES
 from servesim.runs.text import STATE_LABELS
 from servesim.statistics.intervals import Interval
-from servesim.statistics.number_format import format_mean, format_number
+from servesim.statistics.number_format import format_mean
 from servesim.statistics.objective import Objective
 from servesim.study.columns import Column
 from servesim.study.experiment import Experiment, format_value

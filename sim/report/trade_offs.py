@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from servesim.config.scenario import Scenario
+from servesim.runs.metric_table import Unit, format_number
 from servesim.statistics.objective import Objective
 from servesim.study.ranking import Row, Summary
 from servesim.study.table import format_count
 
-from .plots import Chart, Limit, Trace, axis_scale, bound_limit, line, plain, points, show, value_axis, with_limits
+from .plots import Chart, Limit, Trace, axis_scale, bound_limit, line, plain, points, value_axis, with_limits
 
 MAX_POINTS = 1000  # of the configurations that are not on a front; the table has the same limit
 Place = tuple[float, float]
@@ -36,9 +37,10 @@ class Measure:
         """Return the value on the axis of a value of the metric."""
         return value if not self.per_user else 1000 / value if value > 0 else math.nan
 
-    def scale(self, values: Sequence[float]) -> tuple[float, str]:
-        """Return the divisor and the title of the axis."""
-        return (1.0, "tokens/s per user") if self.per_user else axis_scale(self.metric, values)
+    def scale(self, values: Sequence[float]) -> tuple[Unit, str]:
+        """Return the unit and the title of the axis."""
+        per_user = Unit("tok/s"), "Output throughput per user (tok/s)"
+        return per_user if self.per_user else axis_scale(self.metric, values)
 
     @property
     def sign(self) -> int:
@@ -89,7 +91,7 @@ def trade_off(summary: Summary, x: Measure, y: Measure, id: str) -> Chart | None
         return None
     across, x_title = x.scale([values[row.config][0] for row in rows])
     up, y_title = y.scale([values[row.config][1] for row in rows])
-    place = {row.config: (values[row.config][0] / across, values[row.config][1] / up) for row in rows}
+    place = {row.config: (values[row.config][0] / across.divisor, values[row.config][1] / up.divisor) for row in rows}
     front = front_rows([row for row in rows if row.eligible], x, y)
     data = [line("Pareto front", [place[row.config] for row in front], "@front", hoverinfo="skip")]
     data += draw_groups(group_rows(summary, rows, front), place, x_title, y_title)
@@ -148,7 +150,7 @@ def draw_groups(groups: Groups, place: Mapping[int, Place], x_title: str, y_titl
 
 def hover_text(x_title: str, y_title: str, place: Place, count: int) -> str:
     """Return both values of a point; `count` configurations are at this place. script.js puts the name before it."""
-    values = f"{x_title}: {show(place[0])}<br>{y_title}: {show(place[1])}"
+    values = f"{x_title}: {format_number(place[0])}<br>{y_title}: {format_number(place[1])}"
     others = f"<br>and {format_count(count - 1, 'other configuration')} with these values" if count > 1 else ""
     return f"{values}{others}"
 
@@ -165,16 +167,17 @@ def point_name(row: Row) -> str:
     return f"<b>rank {row.rank}</b><br>{plain(row.label)}<br>{labels}"
 
 
-def limits_of(summary: Summary, measure: Measure, side: str, divisor: float) -> list[Limit]:
+def limits_of(summary: Summary, measure: Measure, side: str, unit: Unit) -> list[Limit]:
     """Return the constraints and the SLO of the scenario on one axis."""
     bounds = [bound for bound in summary.experiment.subject_to if bound.metric == measure.metric]
-    limits = [bound_limit(side, bound, divisor) for bound in bounds]
+    unit = Unit("ms") if measure.per_user else unit
+    limits = [bound_limit(side, bound, unit) for bound in bounds]
     limits = [limit._replace(value=measure.convert(limit.value)) for limit in limits]
     name = measure.metric.removesuffix("_ms").rpartition("_")[2]
     bound = slo_of(summary).get(name) if measure.metric.endswith("_ms") else None
     if bound is not None and not limits:
-        text = f"SLO {name} {1e3 * bound / divisor:g} {'s' if divisor == 1000 else 'ms'}"
-        limits.append(Limit(side, measure.convert(1e3 * bound) / divisor, text))
+        text = f"SLO {name} {1e3 * bound / unit.divisor:g} {unit.name}"
+        limits.append(Limit(side, measure.convert(1e3 * bound) / unit.divisor, text))
     return limits
 
 
@@ -186,7 +189,7 @@ def slo_of(summary: Summary) -> dict[str, float]:
 def explain(x: Measure, y: Measure) -> str:
     """Return where the best configurations are, and the meaning of a derived measure."""
     text = f"Better: {'up' if y.goal == 'max' else 'down'} and {'right' if x.goal == 'max' else 'left'}."
-    return f"{text} Tokens/s per user = 1000 / mean TPOT in ms." if x.per_user or y.per_user else text
+    return f"{text} Output throughput per user = 1000 / mean TPOT in ms." if x.per_user or y.per_user else text
 
 
 def short(title: str) -> str:

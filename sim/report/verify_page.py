@@ -14,13 +14,14 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from servesim.config.scenario import Scenario
 from servesim.files.chart_style import SERIES
+from servesim.runs.metric_table import format_number
 from servesim.statistics.number_format import format_metric
 from servesim.study.columns import Column
 from servesim.study.table import format_count
 
 from .charts import Latencies, latency_charts
 from .page import MetricFact, ResultCard, Table, page_table, write_page
-from .plots import Chart, Limit, equal_line, metric_rows_layout, plain, points, show, value_axis, with_limits
+from .plots import Chart, Limit, equal_line, metric_rows_layout, plain, points, value_axis, with_limits
 from .recorded_runs import QUANTILES
 from .trust import CHECK, GOOD, Fact, facts_of_profiles, policy_fact
 
@@ -154,7 +155,7 @@ def request_charts(runs: Sequence[VerifiedRun]) -> list[Chart]:
             pairs = list(run.latencies.get(key, ()))
             pairs = pairs[:: max(1, math.ceil(len(pairs) / MAX_DOTS))]
             values += [value for pair in pairs for value in pair if value > 0]
-            hover = [f"measured {show(m)} s<br>simulated {show(s)} s" for s, m in pairs]
+            hover = [f"measured {format_number(m)} s<br>simulated {format_number(s)} s" for s, m in pairs]
             xy = [(measured, simulated) for simulated, measured in pairs]
             data.append(points(plain(run.name or "run", 40), xy, hover, run_colour(index), size=4, opacity=0.6))
         if not values:

@@ -16,7 +16,7 @@ from servesim.core.limits import DEFAULT_DRAWS
 from servesim.costs.device_profile import Profile
 from servesim.traces.trace import Trace
 
-from .metric_table import metric_named, metrics_in
+from .metric_table import metrics_in, unit_of
 from .notes import note
 from .simulate import load_trace, simulate
 
@@ -111,6 +111,7 @@ def describe_intervals(intervals: Mapping[str, Any], profile: str) -> list[str]:
 
 def format_interval(metric: str, value: float, low: float, high: float) -> str:
     """Return `16.0 ms [14.8, 17.9]`, with two digits of the width."""
+    unit = unit_of(metric, [value])
+    value, low, high = (number / unit.divisor for number in (value, low, high))
     digits = 2 if high <= low else min(6, max(0, 1 - math.floor(math.log10(high - low))))
-    text = f"{value:,.{digits}f} {metric_named(metric).unit}".strip()
-    return f"{text} [{low:,.{digits}f}, {high:,.{digits}f}]"
+    return f"{value:,.{digits}f} {unit.name}".strip() + f" [{low:,.{digits}f}, {high:,.{digits}f}]"

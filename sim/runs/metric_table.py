@@ -1,4 +1,4 @@
-"""The table of all metrics: unit, better direction, and the lists that show each one.
+"""The table of all metrics: title, unit, better direction, the lists that show each one; and the text of a value.
 
 A new metric needs one line here, besides the code that computes it. A metric of the list `groups` is also computed for
 the requests of one priority or one session, under a name such as `p99_ttft_ms[priority=0]`.
@@ -6,11 +6,13 @@ the requests of one priority or one session, under a name such as `p99_ttft_ms[p
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple, Optional
 
-LATENCIES = ("ttft", "tpot", "itl", "e2el")
+LATENCY_TITLES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "end-to-end latency"}
+LATENCIES = tuple(LATENCY_TITLES)
 PERCENTILES = (50, 90, 95, 99)
 Goal = Literal["min", "max"]
 Listing = Literal[
@@ -30,10 +32,10 @@ class Metric(NamedTuple):
     """One metric of a run."""
 
     name: str
-    unit: str  # empty for counts and fractions
+    title: str  # as people call it: in sentences, on pages and axes
+    unit: str  # of a value; empty for counts and fractions
     goal: Goal  # the better direction
     lists: Sequence[Listing] = ()
-    title: str = ""  # of an axis; empty: name and unit
     is_percentage: bool = False  # a fraction that is printed in percent
     needs: Literal["", "peak", "power"] = ""  # key of a profile
 
@@ -65,46 +67,54 @@ def latency(name: str, statistic: str) -> Metric:
         lists.append("verify")
     if metric in ("mean_ttft_ms", "mean_tpot_ms", "p99_e2el_ms"):
         lists += ["checked", "ranked"]
-    return Metric(metric, "ms", "min", lists)
+    return Metric(metric, latency_title(metric), "ms", "min", lists)
+
+
+def latency_title(metric: str) -> str:
+    """Return the title of a statistic of a latency; other names are their own title."""
+    statistic, _, name = metric.removesuffix("_ms").partition("_")
+    words = {"mean": "Mean", "median": "Median", "std": "Standard deviation of"}
+    return f"{words.get(statistic, statistic.upper())} {LATENCY_TITLES[name]}" if name in LATENCY_TITLES else metric
 
 
 TABLE = (
-    Metric("makespan", "s", "min", ("summary", "intervals", "main", "compare", "verify", "checked", "ranked")),
-    Metric("duration", "s", "min"),
-    Metric("request_throughput", "req/s", "max", ("summary", "intervals", "verify"), "requests/s"),
-    Metric("request_goodput", "req/s", "max", ("summary", "intervals"), "good requests/s"),
-    Metric("output_throughput", "tok/s", "max", ("summary", "intervals", "main", "compare", "verify", "checked"),
-           "output tokens/s per device"),
-    Metric("total_token_throughput", "tok/s", "max", ("intervals",), "tokens/s (prompt and output)"),
-    Metric("attainment", "", "max", ("groups",)),
+    Metric("makespan", "Makespan", "s", "min",
+           ("summary", "intervals", "main", "compare", "verify", "checked", "ranked")),
+    Metric("duration", "Duration", "s", "min"),
+    Metric("request_throughput", "Request throughput", "req/s", "max", ("summary", "intervals", "verify")),
+    Metric("request_goodput", "Goodput", "req/s", "max", ("summary", "intervals")),
+    Metric("output_throughput", "Output throughput", "tok/s", "max",
+           ("summary", "intervals", "main", "compare", "verify", "checked")),
+    Metric("total_token_throughput", "Total token throughput", "tok/s", "max", ("intervals",)),
+    Metric("attainment", "SLO attainment", "", "max", ("groups",)),
     *(latency(name, statistic) for name in LATENCIES for statistic in STATISTICS),
-    Metric("preemptions", "", "min", ("summary", "intervals", "verify")),
-    Metric("completed", "", "max", ("summary", "groups")),
-    Metric("failed", "", "min", ("summary", "groups")),
-    Metric("model_calls", "", "min", ("intervals", "verify")),
-    Metric("busy_s", "s", "min"),
-    Metric("prompt_tokens_computed", "", "min"),
-    Metric("padded_prompt_tokens", "", "min"),
-    Metric("padded_decode_rows", "", "min"),
-    Metric("mean_kv_usage", "", "min", ("summary",), is_percentage=True),
-    Metric("peak_kv_usage", "", "min", ("summary",), is_percentage=True),
-    Metric("kv_fragmentation", "", "min", ("summary",), is_percentage=True),
-    Metric("peak_kv_blocks", "", "min"),
-    Metric("mean_kv_tokens", "", "min"),
-    Metric("kv_sharing", "", "max", is_percentage=True),
-    Metric("waiting_slots", "", "min", is_percentage=True),
-    Metric("waiting_budget", "", "min", is_percentage=True),
-    Metric("waiting_blocks", "", "min", is_percentage=True),
-    Metric("prefix_hit_rate", "", "max", ("summary", "table"), is_percentage=True),
-    Metric("prefix_cache_queries", "", "min"),
-    Metric("prefix_cache_hits", "", "max"),
-    Metric("prefix_cache_evictions", "", "min"),
-    Metric("saved_prefill_s", "s", "max"),
-    Metric("host_cache_hits", "", "max"),
-    Metric("host_copy_s", "s", "min"),
-    Metric("mfu", "", "max", ("summary", "table"), is_percentage=True, needs="peak"),
-    Metric("mbu", "", "max", ("summary", "table"), is_percentage=True, needs="peak"),
-    Metric("energy", "J/1k tok", "min", ("summary",), needs="power"),
+    Metric("preemptions", "Preemptions", "", "min", ("summary", "intervals", "verify")),
+    Metric("completed", "Finished requests", "", "max", ("summary", "groups")),
+    Metric("failed", "Failed requests", "", "min", ("summary", "groups")),
+    Metric("model_calls", "Model calls", "", "min", ("intervals", "verify")),
+    Metric("busy_s", "Time in model calls", "s", "min"),
+    Metric("prompt_tokens_computed", "Computed prompt tokens", "", "min"),
+    Metric("padded_prompt_tokens", "Padding tokens of prompts", "", "min"),
+    Metric("padded_decode_rows", "Padding rows of decodes", "", "min"),
+    Metric("mean_kv_usage", "Mean KV cache usage", "", "min", ("summary",), is_percentage=True),
+    Metric("peak_kv_usage", "Peak KV cache usage", "", "min", ("summary",), is_percentage=True),
+    Metric("kv_fragmentation", "KV cache fragmentation", "", "min", ("summary",), is_percentage=True),
+    Metric("peak_kv_blocks", "Peak KV blocks", "", "min"),
+    Metric("mean_kv_tokens", "Mean KV tokens", "", "min"),
+    Metric("kv_sharing", "KV blocks saved by sharing", "", "max", is_percentage=True),
+    Metric("waiting_slots", "Waiting for a slot", "", "min", is_percentage=True),
+    Metric("waiting_budget", "Waiting for the budget of a step", "", "min", is_percentage=True),
+    Metric("waiting_blocks", "Waiting for KV blocks", "", "min", is_percentage=True),
+    Metric("prefix_hit_rate", "Prefix cache hit rate", "", "max", ("summary", "table"), is_percentage=True),
+    Metric("prefix_cache_queries", "Prefix cache queries", "", "min"),
+    Metric("prefix_cache_hits", "Prefix cache hits", "", "max"),
+    Metric("prefix_cache_evictions", "Evicted blocks", "", "min"),
+    Metric("saved_prefill_s", "Saved prefill time", "s", "max"),
+    Metric("host_cache_hits", "Tokens copied from the host", "", "max"),
+    Metric("host_copy_s", "Time of copies from the host", "s", "min"),
+    Metric("mfu", "MFU", "", "max", ("summary", "table"), is_percentage=True, needs="peak"),
+    Metric("mbu", "MBU", "", "max", ("summary", "table"), is_percentage=True, needs="peak"),
+    Metric("energy", "Energy", "J/1k tok", "min", ("summary",), needs="power"),
 )  # fmt: skip
 BY_NAME = {metric.name: metric for metric in TABLE}
 METRICS = tuple(BY_NAME)
@@ -133,4 +143,62 @@ def is_metric(name: str) -> bool:
 
 def metric_named(name: str) -> Metric:
     """Return a metric; other names are further percentiles of latencies (p99.9_ttft_ms)."""
-    return (BY_NAME.get(whole_metric(name)) or Metric(name, "ms", "min"))._replace(name=name)
+    whole = whole_metric(name)
+    return (BY_NAME.get(whole) or Metric(name, latency_title(whole), "ms", "min"))._replace(name=name)
+
+
+def metric_title(name: str) -> str:
+    """Return a metric as people call it: `P99 TTFT`, `Mean end-to-end latency, priority 0`."""
+    match = GROUP_NAME.fullmatch(name)
+    return metric_named(name).title + (f", {match[2]} {match[3]}" if match else "")
+
+
+def short_metric(name: str) -> str:
+    """Return the name of a metric without its unit, for heads of tables that have one: p99_ttft, e2el[priority=0]."""
+    return name.replace("_ms", "", 1)
+
+
+class Unit(NamedTuple):
+    """The unit in which people read values of a metric."""
+
+    name: str  # empty for counts
+    divisor: float = 1.0  # of a value of the metric
+
+    def after(self, title: str) -> str:
+        """Return the head of a column or the title of an axis: `P99 TTFT (ms)`."""
+        return f"{title} ({self.name})" if self.name else title
+
+
+MIN_SECONDS, MIN_DIGITS = 1000, 10  # milliseconds
+
+
+def unit_of(name: str, values: Iterable[Optional[float]]) -> Unit:
+    """Return one unit for all these values of a metric: seconds from 1,000 ms on, unless one is shorter than 10 ms."""
+    metric = metric_named(name)
+    if metric.is_percentage:
+        return Unit("%", 0.01)
+    sizes = [abs(value) for value in values if value is not None and math.isfinite(value) and value]
+    in_seconds = metric.unit == "ms" and sizes and max(sizes) >= MIN_SECONDS and min(sizes) >= MIN_DIGITS
+    return Unit("s", 1000.0) if in_seconds else Unit(metric.unit)
+
+
+def format_number(value: float) -> str:
+    """Return a number with its significant digits and thousands separators."""
+    if math.isnan(value):
+        return "–"
+    size = abs(value)
+    if size >= 1000 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.{1 if size >= 100 else 2 if size >= 1 else 3}f}" if size >= 0.001 else f"{value:.2g}"
+
+
+def format_quantity(value: float, half_width: Optional[float], unit: Unit, sign: bool = False) -> str:
+    """Return a value of a metric in a unit, without its name: 8.29 ± 0.29, with two digits of the half-width."""
+    number, plus = value / unit.divisor, "+" if sign and value > 0 else ""
+    if half_width is None or math.isnan(number):
+        return plus + format_number(number)
+    width = half_width / unit.divisor
+    if width <= 1e-9 * abs(number):  # only rounding errors
+        return f"{plus}{format_number(number)} ± 0"
+    digits = min(6, max(0, 1 - math.floor(math.log10(width))))
+    return f"{plus}{number:,.{digits}f} ± {width:,.{digits}f}"

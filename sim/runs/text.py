@@ -9,7 +9,7 @@ from servesim.config.validation import describe_validation
 
 from .intervals import describe_intervals, format_interval
 from .leading import leading_metrics
-from .metric_table import metric_named, metrics_in, percentile_name
+from .metric_table import format_quantity, metric_title, metrics_in, percentile_name, unit_of
 from .notes import note
 from .request_rows import STATES
 from .run_warnings import source_notes
@@ -97,7 +97,7 @@ def interval_lines(run: Run) -> list[str]:
     assert run.intervals is not None
     result, limits = run.result(), run.intervals["metrics"]
     return [
-        line(name.removesuffix("_ms"), format_interval(name, result[name], *limits[name]))
+        line(metric_title(name), format_interval(name, result[name], *limits[name]))
         for name in dict.fromkeys([*leading_of(run), *metrics_in("main")])
         if name in limits
     ]
@@ -112,9 +112,12 @@ def leading_of(run: Run) -> tuple[str, str]:
 def leading_line(run: Run) -> str:
     """Return the leading metrics in one line; empty if the run has none of them."""
     result = run.result()
-    known = [name for name in leading_of(run) if result.get(name) is not None]
-    values = ", ".join(f"{name} {result[name]:,.2f} {metric_named(name).unit}" for name in known)
-    return f"result: {values}" if values else ""
+    texts = []
+    for name in leading_of(run):
+        if result.get(name) is not None:
+            unit = unit_of(name, [result[name]])
+            texts.append(f"{metric_title(name)} {format_quantity(result[name], None, unit)} {unit.name}")
+    return f"result: {', '.join(texts)}" if texts else ""
 
 
 def cache_lines(result: Mapping[str, Any]) -> list[str]:

@@ -15,8 +15,7 @@ from typing import Any, Optional
 from servesim.core import BadInput
 from servesim.files.read import did_you_mean
 from servesim.files.terminal import PLAIN, Screen, align_columns
-from servesim.statistics.intervals import Interval
-from servesim.statistics.number_format import MAX_MS, format_mean
+from servesim.runs.metric_table import Unit, format_quantity, short_metric, unit_of
 from servesim.statistics.objective import Objective, parse_objective
 
 from .experiment import format_setting, format_value, short_key
@@ -44,9 +43,9 @@ class KnobTable:
         return self.objective.metric
 
     @cached_property
-    def in_seconds(self) -> bool:
-        """Whether latencies are printed in seconds: all cells have one unit."""
-        return any(abs(row.mean(self.metric)) >= MAX_MS for cells in self.cells for row in cells if row is not None)
+    def unit(self) -> Unit:
+        """The unit of all cells."""
+        return unit_of(self.metric, [row.mean(self.metric) for cells in self.cells for row in cells if row is not None])
 
     @property
     def fixed(self) -> dict[str, Any]:
@@ -176,7 +175,7 @@ def format_knob_table(table: KnobTable, screen: Screen = PLAIN) -> str:
     notes = [table.note] if table.note else []
     notes += [f"*: {table.winner_name}"] if any(row is table.winner for row in shown) else []
     notes += ["!: cannot win"] if any(not row.eligible for row in shown) else []
-    return "\n".join([table.metric, *align_columns(lines, screen), *notes])
+    return "\n".join([table.unit.after(short_metric(table.metric)), *align_columns(lines, screen), *notes])
 
 
 def cell_text(row: Optional[Row], table: KnobTable) -> str:
@@ -184,5 +183,4 @@ def cell_text(row: Optional[Row], table: KnobTable) -> str:
     if row is None:
         return "–"
     mark = " *" if row is table.winner else "" if row.eligible else " !"
-    level = Interval(row.mean(table.metric), None, 1)
-    return f"{format_mean(level, table.metric, seconds=table.in_seconds)}{mark}"
+    return f"{format_quantity(row.mean(table.metric), None, table.unit)}{mark}"

@@ -23,10 +23,10 @@ from servesim.costs.profile_verdict import verdict_on
 from servesim.files.terminal import align_columns
 from servesim.files.write import write_yaml
 from servesim.runs.limit import Limit, limit_of
+from servesim.runs.metric_table import format_quantity, metric_title, unit_of
 from servesim.runs.simulate import Run as SimulatedRun
 from servesim.runs.simulate import load_trace, simulate
 from servesim.statistics.constraints import Bound, parse_bounds
-from servesim.statistics.number_format import format_number
 from servesim.traces.edit import set_rate
 
 from .executor import Executor
@@ -179,10 +179,6 @@ def simulate_at(scenario: Scenario, rate: float) -> SimulatedRun:
 
 
 SHOWN = ("p99_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "request_goodput")
-NAMES = {
-    "p99_ttft_ms": "P99 TTFT (ms)", "mean_tpot_ms": "Mean TPOT (ms)", "mean_e2el_ms": "Mean E2E latency (ms)",
-    "request_goodput": "Goodput (req/s)",
-}  # fmt: skip
 DERIVED_ERRORS = {"e2el": 0.037, "ttft": 0.05, "tpot": 0.037}  # medians of 25 runs of others: docs/proof.md
 
 
@@ -214,7 +210,8 @@ def result_table(answer: Answer) -> list[str]:
     for metric in SHOWN:
         means = [row.mean(metric) for row in (answer.best, answer.defaults)]
         if not all(map(math.isnan, means)):
-            rows.append([NAMES[metric], *map(format_number, means)])
+            unit = unit_of(metric, means)
+            rows.append([unit.after(metric_title(metric)), *(format_quantity(mean, None, unit) for mean in means)])
     if answer.best_load is not None or answer.defaults_load is not None:
         loads = (answer.best_load, answer.defaults_load)
         rows.append(["Highest load (req/s)", *(load_text(curve) for curve in loads)])

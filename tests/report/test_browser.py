@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servesim.statistics.number_format import format_number
+from servesim.runs.metric_table import format_number
 from servesim.study.sweep import load_summary
 
 from ..explorer.conftest import wait_until

@@ -13,7 +13,7 @@ from servesim.report.page import plotly_script
 from servesim.report.rate_charts import MAX_NAMED, curve_styles, rate_charts
 from servesim.report.sweep_page import request_times
 from servesim.report.trade_offs import front_rows, pairs
-from servesim.statistics.number_format import format_number
+from servesim.runs.metric_table import format_number
 from servesim.study.ranking import Row, pareto_front
 from servesim.study.rates import Curve, RatePoint
 from servesim.study.sweep import load_summary

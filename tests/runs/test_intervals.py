@@ -151,7 +151,7 @@ def test_every_draw_has_its_own_policy_object() -> None:
 @pytest.mark.parametrize(
     ("value", "low", "high", "text"),
     [(16.02, 14.81, 17.92, "16.0 ms [14.8, 17.9]"), (16.0, 16.0, 16.0, "16.00 ms [16.00, 16.00]"),
-     (13950.2, 13211.0, 14785.4, "13,950 ms [13,211, 14,785]"), (0.5, 0.4999, 0.5001, "0.50000 ms [0.49990, 0.50010]")],
+     (13950.2, 13211.0, 14785.4, "14.0 s [13.2, 14.8]"), (0.5, 0.4999, 0.5001, "0.50000 ms [0.49990, 0.50010]")],
 )  # fmt: skip
 def test_numbers_have_the_digits_of_the_width(value: float, low: float, high: float, text: str) -> None:
     assert format_interval("mean_ttft_ms", value, low, high) == text
