@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Optional
@@ -13,7 +14,7 @@ from servesim.report.page import finite
 from servesim.report.plots import Chart, Trace
 from servesim.report.rate_charts import CurveStyle, over_rate
 from servesim.runs.leading import leading_metrics
-from servesim.runs.metric_table import metric_named
+from servesim.runs.metric_table import METRICS, metric_named, metric_title, unit_of
 from servesim.runs.notes import Note, note, sentence
 from servesim.runs.request_rate import rate_key_value, round_rate
 from servesim.statistics.constraints import Bound, describe_bounds
@@ -43,6 +44,7 @@ TIMES = (
 )
 LIMITS = {"slots": "slots", "budget": "token budget", "blocks": "KV blocks", "compute": "the device",
           "front end": "the front end", "none": "nothing"}  # fmt: skip
+METRIC = re.compile(rf"\b({'|'.join(METRICS)}|p[\d.]+_\w+_ms)(\[\w+=[^\]]+\])?(?!\w)")  # in a sentence
 CONFIDENCE = 0.95
 
 
@@ -110,14 +112,23 @@ def table_json(done: Sequence[Shown]) -> list[dict[str, Any]]:
     for metric in dict.fromkeys([*leading_metrics(done[0].tree), *TABLE]):
         values = [item.runs[0]["metrics"].get(metric) for item in done]
         if any(values) or metric == "makespan":
-            texts = ["–" if value is None else format_metric(value, metric) for value in values]
-            cells = [{"text": text, "value": value} for text, value in zip(texts, values)]
-            rows.append({"metric": metric, "name": title_of(metric), "goal": metric_named(metric).goal, "cells": cells})
+            cells = [{"text": text, "value": value} for text, value in zip(metric_texts(done, metric), values)]
+            rows.append(
+                {"metric": metric, "name": metric_title(metric), "goal": metric_named(metric).goal, "cells": cells}
+            )
     return rows
 
 
-def title_of(metric: str) -> str:
-    return metric_named(metric).title or metric
+def metric_texts(done: Sequence[Shown], metric: str) -> list[str]:
+    """Return a metric of all scenarios in one unit."""
+    values = [item.runs[0]["metrics"].get(metric) for item in done]
+    unit = unit_of(metric, values)
+    return ["–" if value is None else format_metric(value, metric, unit) for value in values]
+
+
+def with_titles(text: str) -> str:
+    """Return a sentence with the titles of its metrics instead of their keys."""
+    return METRIC.sub(lambda match: metric_title(match[0]), text)
 
 
 def tiles_json(done: Sequence[Shown]) -> dict[str, Any]:
@@ -125,9 +136,7 @@ def tiles_json(done: Sequence[Shown]) -> dict[str, Any]:
     goodput = "request_goodput" if "request_goodput" in done[0].runs[0]["metrics"] else "request_throughput"
     tiles: dict[str, Any] = {}
     for name, metric in (("ttft", "p99_ttft_ms"), ("goodput", goodput)):
-        values = [item.runs[0]["metrics"].get(metric) for item in done]
-        texts = ["–" if value is None else format_metric(value, metric) for value in values]
-        tiles[name] = {"title": title_of(metric), "key": metric, "texts": texts, "detail": ""}
+        tiles[name] = {"title": metric_title(metric), "key": metric, "texts": metric_texts(done, metric), "detail": ""}
     limits = [item.runs[0]["limit"] for item in done]
     tiles["limit"] = {
         "title": "Limited by", "key": "limit", "texts": [LIMITS[limit["limit"]] for limit in limits],
@@ -184,11 +193,11 @@ def verdict_json(shown: Sequence[Shown], metric: str, bounds: Sequence[Bound]) -
         return {"kind": "verdict", "better": "", "text": "", "limits": limits, "pairs": ""}
     a, b = (from_records(item.scenario, item.name, item.runs) for item in (shown[1], current))
     differences = compare(a, b, objectives_of(metric, a, b), CONFIDENCE)
-    size = max(row.change.n for row in differences)
+    size, text = max(row.change.n for row in differences), summarise(differences, CURRENT)
     return {
         "kind": "verdict",
         "better": {"better": CURRENT, "worse": BASELINE, "the same": "same"}.get(differences[0].outcome, ""),
-        "text": summarise(differences, CURRENT).replace("A and B", "Baseline and current").replace(". cu", ". Cu"),
+        "text": with_titles(text).replace("A and B", "Baseline and current").replace(". cu", ". Cu"),
         "limits": limits,
         "pairs": f"{size} pairs of replications, {100 * CONFIDENCE:g} % intervals." if size > 1 else "",
     }
@@ -228,7 +237,7 @@ def load_json(item: Shown, curve: Curve) -> dict[str, str]:
         return {"text": "–", "detail": "set an SLO or a constraint"}
     short = "; the run is short, a longer one may hold less" if capacity.upper_bound else ""
     text = capacity.text if not capacity.rate or capacity.missed_at is None else f"{capacity.rate:.3g} req/s"
-    return {"text": text, "detail": f"{capacity.misses}{short}"}
+    return {"text": text, "detail": with_titles(f"{capacity.misses}{short}")}
 
 
 def slo_bounds(slo: Mapping[str, Optional[float]]) -> list[Bound]:

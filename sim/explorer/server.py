@@ -21,7 +21,7 @@ from servesim.config.user_code import use_access
 from servesim.core import BadInput
 from servesim.core.errors import WorkerLost
 from servesim.report.page import TEMPLATES, plotly_script, render
-from servesim.runs.metric_table import metrics_in
+from servesim.runs.metric_table import metric_title, metrics_in
 from servesim.runs.simulate import load_trace
 from servesim.study.executor import process_count
 from servesim.study.study_keys import INDIFFERENCE
@@ -87,7 +87,8 @@ class ExploreServer:
 
     async def _page(self, request: web.Request) -> web.Response:
         first = {
-            "state": self.first.model_dump(), "file": self.origin.file, "metrics": ["", *metrics_in("summary")],
+            "state": self.first.model_dump(), "file": self.origin.file,
+            "metrics": {name: metric_title(name) for name in metrics_in("summary")},
             "indifference": INDIFFERENCE, "names": NAMES, "colours": COLOURS, "whole": WHOLE_CHOICES,
         }  # fmt: skip
         text = json.dumps(first).replace("<", "\\u003c")

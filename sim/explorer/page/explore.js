@@ -32,6 +32,7 @@ function saveUrl() {
 
 // ---- controls ----
 async function loadControls(choose) {
+  root.dataset.done = root.dataset.shown = ""; // a change follows
   try {
     const answer = await (await post("scenario", { state, choose })).json();
     ({ state, controls, changed } = answer);
@@ -323,7 +324,7 @@ function button(text, action) {
 const pinned = () => ({ start: state.start, settings: { ...state.settings } });
 by("pin-baseline").addEventListener("click", () => { state.pins[0] = pinned(); change(); });
 by("pin-variant").addEventListener("click", () => { state.pins.push(pinned()); change(); });
-by("metric").append(...first.metrics.map(name => make("option", { value: name, textContent: name || "what fits the load" })));
+by("metric").append(...Object.entries({ "": "what fits the load", ...first.metrics }).map(([value, textContent]) => make("option", { value, textContent, title: value })));
 const terms = { // how the text of a field becomes its value
   metric: text => text,
   replications: text => Number.isInteger(Number(text)) ? Number(text) : text,
