@@ -12,6 +12,7 @@ from servesim.statistics.constraints import Bound, parse_bounds
 from servesim.study.rates import next_rate
 from servesim.study.single_run import Record
 
+from .controls import slider_ticks
 from .knee import find_knee
 from .results import CURRENT, NAMES, Shown, curve_of, picture_json, planned_rates, rates_json, slo_bounds, verdict_json
 from .runner import Job, Runner, RunTask
@@ -75,7 +76,8 @@ class Answer:
         key = next((key for key in RATE_KEYS if key_value(item.tree, key) is not None), "trace.rate")
         settings = {**self.state.settings, key: f"{rate:g}"}
         self._read(self.state.model_copy(update={"settings": settings}))
-        await self.send({"kind": "knee", "key": key, "text": settings[key]})
+        ticks = slider_ticks(rate, whole=False)
+        await self.send({"kind": "knee", "key": key, "text": settings[key], "ticks": ticks})
 
     async def _run_at(self, item: Shown, rate: float, own: float) -> Record:
         return await self.runner.run(self.job, self._task(item, rate=rate, rate_factor=rate / own))

@@ -88,7 +88,9 @@ def controls_of(origin: Origin, choice: Choice) -> list[Control]:
             control.text = "" if value is None else flow(value)
         set_range(control, start if start is not None else value)
         control.rare = control.rare and (value is None or isinstance(value, Mapping)) and control.key not in SHOWN
-        control.rare = control.rare and (control.key != BLOCKS or bool(key_value(tree, "engine.device_memory")))
+        if control.key == BLOCKS:
+            from_memory = key_value(tree, "engine.device_memory") or is_named(tree.get("profile"))
+            control.rare, control.default = bool(from_memory), "from the memory" if from_memory else control.default
     return found
 
 
@@ -98,8 +100,8 @@ def profile_controls(origin: Origin, choice: Choice, tree: Tree) -> list[Control
     policies = {str(preset(tuning.preset)["policy"]["name"]): name for name, tuning in known.items()}
     server = policies.get(str(scenario_policy(tree)), "other")
     engines = [*known, *([] if server in known else [server])]
-    names = NAMES if not is_named(profile) else NamedProfile.model_fields
-    found = section_controls(NamedProfile, as_mapping(profile), "profile.", [*names])
+    names = [*NAMES, *(["front_end"] if is_named(profile) else [])]
+    found = section_controls(NamedProfile, as_mapping(profile), "profile.", names)
     measured = origin.base(choice, {key: text for key, text in choice.settings.items() if key not in (MODEL, DEVICE)})
     try:
         setting = setting_of(load_profile(measured.get("profile", Scenario.model_fields["profile"].default)))
@@ -109,8 +111,8 @@ def profile_controls(origin: Origin, choice: Choice, tree: Tree) -> list[Control
     for control in found:
         if control.key in (MODEL, DEVICE):
             control.kind, control.text = "choice", choice.settings.get(control.key, "")
-            names = PUBLIC_MODELS if control.key == MODEL else DEVICES
-            control.choices = ["", *dict.fromkeys([*names, *filter(None, [control.text])])]
+            public = [*PUBLIC_MODELS] if control.key == MODEL else [*DEVICES]
+            control.choices = ["", *dict.fromkeys([*public, *filter(None, [control.text])])]
             control.default = defaults.get(control.key, "that")
             control.help = f"step times are derived for this {LABELS[control.key]}"
     return [Control("server", "choice", "its newest version, with its defaults", server, choices=engines), *found]

@@ -45,6 +45,9 @@ TIMES = (
 LIMITS = {"slots": "slots", "budget": "token budget", "blocks": "KV blocks", "compute": "the device",
           "front end": "the front end", "none": "nothing"}  # fmt: skip
 METRIC = re.compile(rf"\b({'|'.join(METRICS)}|p[\d.]+_\w+_ms)(\[\w+=[^\]]+\])?(?!\w)")  # in a sentence
+WORDS = {"A and B": "Baseline and current", ". cu": ". Cu", "(B is 0)": "(current has none)",
+         "(A is 0)": "(baseline has none)"}  # fmt: skip
+OUTCOMES = {"better": CURRENT, "worse": BASELINE, "the same": "same", "no difference": "none"}  # of the headline
 CONFIDENCE = 0.95
 
 
@@ -194,10 +197,12 @@ def verdict_json(shown: Sequence[Shown], metric: str, bounds: Sequence[Bound]) -
     a, b = (from_records(item.scenario, item.name, item.runs) for item in (shown[1], current))
     differences = compare(a, b, objectives_of(metric, a, b), CONFIDENCE)
     size, text = max(row.change.n for row in differences), summarise(differences, CURRENT)
+    for old, new in WORDS.items():
+        text = text.replace(old, new)
     return {
         "kind": "verdict",
-        "better": {"better": CURRENT, "worse": BASELINE, "the same": "same"}.get(differences[0].outcome, ""),
-        "text": with_titles(text).replace("A and B", "Baseline and current").replace(". cu", ". Cu"),
+        "better": OUTCOMES.get(differences[0].outcome, ""),
+        "text": with_titles(text),
         "limits": limits,
         "pairs": f"{size} pairs of replications, {100 * CONFIDENCE:g} % intervals." if size > 1 else "",
     }
@@ -236,7 +241,7 @@ def load_json(item: Shown, curve: Curve) -> dict[str, str]:
     if capacity is None:
         return {"text": "–", "detail": "set an SLO or a constraint"}
     short = "; the run is short, a longer one may hold less" if capacity.upper_bound else ""
-    text = capacity.text if not capacity.rate or capacity.missed_at is None else f"{capacity.rate:.3g} req/s"
+    text = capacity.text if capacity.missed_at is None else f"{capacity.rate:.3g} req/s" if capacity.rate else "none"
     return {"text": text, "detail": with_titles(f"{capacity.misses}{short}")}
 
 

@@ -15,6 +15,7 @@ from servesim.config.scenario import Scenario, scenario_from
 from servesim.explorer.controls import alternatives, controls_of, resolve
 from servesim.explorer.knee import find_knee
 from servesim.explorer.notebook import Explorer
+from servesim.explorer.results import Shown, verdict_json
 from servesim.explorer.server import ExploreServer
 from servesim.explorer.state import Choice, Origin
 from servesim.runs.simulate import load_trace, simulate
@@ -151,6 +152,16 @@ def test_engine_model_and_device_are_those_of_a_scenario_with_their_names(server
     )  # fmt: skip
     words = shlex.split(origin.command(state))
     assert f"profile.device={device}" in words
+
+
+@pytest.mark.parametrize(("makespan", "better"), [(100.0, "same"), (100.4, "none"), (99.6, "none"), (99.4, "current")])
+def test_a_difference_below_half_a_percent_is_none(server: ExploreServer, makespan: float, better: str) -> None:
+    tree, scenario = server.origin.scenario(server.first)
+    runs = [{"config": 0, "replication": 0, "notes": [], "metrics": {"makespan": value}} for value in (makespan, 100.0)]
+    shown = [Shown(number, tree, scenario, [run]) for number, run in enumerate(runs)]
+    verdict = verdict_json(shown, "", [])
+    assert verdict["better"] == better
+    assert ("no difference: " in verdict["text"]) == (better == "none")
 
 
 def test_the_profile_of_the_start_gives_back_its_memory() -> None:

@@ -209,6 +209,14 @@ def test_metrics_have_the_names_of_people_with_their_keys_in_the_tooltip(page: P
     assert all(one == other for one, other in page.run(units) if "–" not in (one, other) and not one[0].isdigit())
 
 
+def test_the_table_marks_no_difference_below_half_a_percent(page: Page) -> None:
+    script = """const cells = values => values.map(value => ({ text: String(value), value }));
+        const row = (metric, values) => ({ metric, name: metric, goal: 'min', cells: cells(values) });
+        showTable({ table: [row('a', [100, 100.4]), row('b', [100, 100.6])], columns: [0, 1], requests: 1 });
+        return [...document.querySelectorAll('#metrics .best')].map(cell => cell.dataset.metric)"""
+    assert page.run(script) == ["b"]
+
+
 def test_a_saved_page_has_settings_and_charts_without_the_server(browser: Any, vllm: Explorer, tmp_path: Path) -> None:
     page = Page(browser, vllm._server)
     page.type("policy.max_num_seqs", "24")

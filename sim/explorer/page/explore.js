@@ -96,7 +96,7 @@ function slider(control, input) {
   range.setAttribute("aria-label", control.label);
   const place = () => { range.value = nearest(control.ticks, Number(input.value || control.default)); };
   place();
-  for (const event of ["change", "place"]) input.addEventListener(event, place);
+  input.addEventListener("change", place);
   range.addEventListener("input", () => {
     input.value = String(control.ticks[range.value]);
     set(control, input.value);
@@ -243,15 +243,15 @@ async function* lines(body) {
 
 const handlers = {
   labels(message) { ({ labels } = message); showPins(); },
-  knee({ key, text }) { // the rate that the server found is a setting, and no change of the user
+  knee({ key, text, ticks }) { // the rate that the server found is a setting, and no change of the user
     const isFirst = last === JSON.stringify(first.state);
     state.settings[key] = text;
     state.at_knee = false;
+    changed.push(key);
     last = JSON.stringify(state);
     if (isFirst) first.state = JSON.parse(last);
-    const input = by("c-" + key);
-    if (input) { input.value = text; input.dispatchEvent(new Event("place")); }
-    rowOf(key)?.classList.toggle("changed", isChanged(key));
+    const control = controls.find(control => control.key === key);
+    if (control) rowOf(key).replaceWith(renderControl(Object.assign(control, { text, ticks })));
     showUndo();
     saveUrl();
   },

@@ -3,7 +3,7 @@
 const first = JSON.parse(document.getElementById("first").textContent);
 const by = id => document.getElementById(id);
 const HEIGHT = { usual: 215, rate: 265 }; // of charts, pixels; the time breakdown is as high as the table beside it
-const HEADS = { current: "Current is better", baseline: "Baseline is better", same: "The same as the baseline", refused: "The engine does not start with these settings" };
+const HEADS = { current: "Current is better", baseline: "Baseline is better", same: "The same as the baseline", none: "No difference", refused: "The engine does not start with these settings" };
 const charts = {}; // drawn ones, by id
 
 function make(tag, content = {}, ...inner) {
@@ -85,6 +85,7 @@ function draw(plot, figure) {
   Object.assign(layout.xaxis, { automargin: false, nticks: 5 });
   Object.assign(layout.yaxis, { automargin: false, nticks: 4 });
   Object.assign(layout.margin, { l: showlegend ? 72 : 60, r: 12, b: 42, t: Math.max(10, layout.margin.t) });
+  if (figure.id.startsWith("rate-")) layout.yaxis.title = { ...layout.yaxis.title, font: { size: 11 } }; // a long title
   if (showlegend) layout.width = plot.clientWidth; // the table beside it changes its width
   return Plotly.react(plot, colour(figure.data), { ...layout, height, showlegend }, config);
 }
