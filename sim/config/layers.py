@@ -171,7 +171,7 @@ def set_key(tree: Tree, key: str, value: Any) -> Tree:
     if key == "profile" and is_named(value):
         return merge(tree, {key: value})
     section, _, name = key.partition(".")
-    if section == "profile" and is_named({name: value}) and not isinstance(tree.get(section), Mapping):
+    if section == "profile" and is_named({name: value}) and not is_named(tree.get(section)):
         return merge(tree, {section: {name: value}})  # over a stored profile, from which it is derived
     policy = as_section("policy", tree.get("policy"))
     if key == "policy.name" and isinstance(policy, Mapping) and policy.get("name", value) != value:

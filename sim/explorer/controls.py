@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, Optional
 
 from pydantic import BaseModel
 from servesim.config.families import tunings
 from servesim.config.first_scenario import flow
 from servesim.config.layers import Tree, as_section
+from servesim.config.memory import about_profile
 from servesim.config.registry import own_fields_first, policy_class, preset, presets
 from servesim.config.scenario import Scenario, TraceFile
 from servesim.config.user_code import use_access
 from servesim.core import AtLeast, BadInput, Policy
 from servesim.core.fields import policy_fields
 from servesim.core.limits import is_number
-from servesim.costs.derivation import setting_of
-from servesim.costs.device_profile import bundled_profiles, load_profile
-from servesim.costs.named_profile import NAMES, NamedProfile, is_named
-from servesim.costs.public_devices import DEVICES
+from servesim.costs.device_profile import bundled_profiles
+from servesim.costs.model_arithmetic import model_of
+from servesim.costs.named_profile import MEASURED, NAMES, NamedProfile, is_named
+from servesim.costs.public_devices import DEVICES, device_of
 from servesim.costs.public_models import PUBLIC_MODELS
 from servesim.policies import POLICIES
 from servesim.runs.request_rate import RATE_KEYS
@@ -98,16 +101,17 @@ def profile_controls(origin: Origin, choice: Choice, tree: Tree) -> list[Control
     """Return the engine, and the model and the device on which it runs."""
     profile, known = tree.get("profile"), tunings()
     policies = {str(preset(tuning.preset)["policy"]["name"]): name for name, tuning in known.items()}
-    server = policies.get(str(scenario_policy(tree)), "other")
+    server = policies.get(str(scenario_policy(tree)), str(scenario_policy(tree)))
     engines = [*known, *([] if server in known else [server])]
     names = [*NAMES, *(["front_end"] if is_named(profile) else [])]
     found = section_controls(NamedProfile, as_mapping(profile), "profile.", names)
     measured = origin.base(choice, {key: text for key, text in choice.settings.items() if key not in (MODEL, DEVICE)})
-    try:
-        setting = setting_of(load_profile(measured.get("profile", Scenario.model_fields["profile"].default)))
-        defaults = {MODEL: setting.model.name, DEVICE: setting.device.shown}
-    except BadInput:
-        defaults = {}
+    defaults: dict[str, str] = {}
+    with suppress(BadInput):  # reported at its control
+        about = about_profile(measured.get("profile", Scenario.model_fields["profile"].default))
+        model, device = model_of(about), device_of(about)
+        defaults |= {MODEL: model.name} if model else {}
+        defaults |= {DEVICE: device.shown} if device else {}
     for control in found:
         if control.key in (MODEL, DEVICE):
             control.kind, control.text = "choice", choice.settings.get(control.key, "")
@@ -115,7 +119,8 @@ def profile_controls(origin: Origin, choice: Choice, tree: Tree) -> list[Control
             control.choices = ["", *dict.fromkeys([*public, *filter(None, [control.text])])]
             control.default = defaults.get(control.key, "that")
             control.help = f"step times are derived for this {LABELS[control.key]}"
-    return [Control("server", "choice", "its newest version, with its defaults", server, choices=engines), *found]
+    about_choice = "a choice starts its newest version with its defaults"
+    return [Control("server", "choice", about_choice, server, choices=engines), *found]
 
 
 def main_choices(origin: Origin, choice: Choice, tree: Tree) -> list[Control]:
@@ -124,12 +129,12 @@ def main_choices(origin: Origin, choice: Choice, tree: Tree) -> list[Control]:
     starts = ([""] if origin.file else []) + list(presets())
     form = "trace" if tree.get("trace") is not None else "as it is"
     profile = tree.get("profile", Scenario.model_fields["profile"].default)
-    stored = profile.get("measured") if is_named(profile) else profile if isinstance(profile, str) else None
+    stored = profile.get("measured", MEASURED) if is_named(profile) else profile if isinstance(profile, str) else None
     known = list(dict.fromkeys([*bundled_profiles(), *([stored] if stored else [])]))
     about = "scenario file or preset; requests, profile and memory stay"
     return [
         Control("profile", "combo", "measured step times: a bundled profile, or a profile folder",
-                text=str(stored or ""), choices=known, default=str(profile)),
+                text=str(stored or ""), choices=known, default=flow(profile)),
         Control("start", "choice", about, choice.start, choices=starts),
         Control("policy", "choice", "scheduling policy", str(scenario_policy(tree)), choices=[*POLICIES, *own]),
         Control("workload", "choice", "kind of requests; `trace` reads a file", form,
@@ -185,10 +190,16 @@ def section_controls(
     model: type[BaseModel], values: Mapping[str, Any], prefix: str = "", names: Sequence[str] = ()
 ) -> list[Control]:
     """Return the controls of a section and of the sections in it; of some properties if there are `names`."""
-    schema = model.model_json_schema()
+    schema = schema_of(model)
     types = schema.get("$defs", {})
     rules = resolve(schema, types)["properties"]  # a model that contains itself is a reference
     return list(walk({name: rules[name] for name in names or rules}, types, prefix, values))
+
+
+@lru_cache(maxsize=16)  # the page asks again after every choice
+def schema_of(model: type[BaseModel]) -> Mapping[str, Any]:
+    """Return the JSON schema of a section."""
+    return model.model_json_schema()
 
 
 def walk(

@@ -92,13 +92,15 @@ class Origin:
 
     def first_state(self, preset: Optional[str] = None, settings: Optional[Mapping[str, str]] = None) -> PageState:
         """Return the state of a new page; `settings` are those of the command line."""
-        choice = Choice()
+        choice, settings = Choice(), split_profile(settings or {})
         if preset is not None or self.file is None:
-            first = tunings()[FIRST_SERVER].preset
             before = {} if self.file is None else self.base(choice)
-            profile = parse(settings["profile"], "profile") if settings and "profile" in settings else None
-            choice = self.start_from(preset or first, {**before, **({"profile": profile} if profile else {})})
-        settings = {**choice.settings, **(settings or {})}
+            named = [f"{key}={text}" for key, text in settings.items() if key.partition(".")[0] == "profile"]
+            tree = assemble([*setting_layers(named)], before)
+            choice = self.start_from(preset or tunings()[FIRST_SERVER].preset, tree)
+            if is_named(tree.get("profile")):
+                choice.settings["profile"] = flow(tree["profile"].get("measured", GPU["profile"]))
+        settings = {**choice.settings, **settings}
         own = any(key.partition(".")[0] in ("workload", "trace") for key in settings.keys() - choice.settings.keys())
         opened = Choice(start=choice.start, settings=settings)
         knee = self.file is None and not own and arrive_at_rate(self.base(opened, choice.settings))
@@ -299,6 +301,16 @@ class Origin:
         other = scenario_policy(base) != policy and key_value(base, BLOCK_SIZE) is not None
         size = block_defaults({"policy": {"name": policy}}).get(BLOCK_SIZE) if other else None
         return kept if size is None or size == str(key_value(base, BLOCK_SIZE)) else {**kept, BLOCK_SIZE: size}
+
+
+def split_profile(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return settings with one setting per key of a profile by name, as the controls have them."""
+    profile = parse(settings.get("profile", ""), "profile")
+    if not is_named(profile):
+        return dict(settings)
+    stored = {"profile": flow(profile["measured"])} if "measured" in profile else {}
+    keys = {f"profile.{key}": flow(value) for key, value in profile.items() if key != "measured"}
+    return {**stored, **{key: text for key, text in settings.items() if key != "profile"}, **keys}
 
 
 def memory_keys(base: Tree, tree: Tree, profile: Any) -> dict[str, Any]:

@@ -234,3 +234,14 @@ def test_every_key_of_a_scenario_has_a_control(preset: Optional[str]) -> None:
             for key in schema_keys(rule, schema["$defs"], name):
                 assert any(re.match(rf"{control}(\.|$)", key) for control in controls), key
     assert {"profile.model", "profile.device", "profile.tensor_parallel", "profile.precision"} <= controls
+
+
+def test_names_of_the_command_line_are_those_of_the_pickers() -> None:
+    origin = Origin()
+    state = origin.first_state(None, {"profile": "{model: llama-3.1-8b, device: L4}"})
+    texts = {control.key: control.text for control in controls_of(origin, state)}
+    assert (texts["profile.model"], texts["profile.device"]) == ("llama-3.1-8b", "L4")
+    assert texts["profile"] == "h200-llama2-7b"
+    other = origin.choose(state, "profile.device", "H100")
+    assert origin.scenario(other)[1].profile["device"] == "H100"
+    assert origin.label(other, state) == "device=H100"
