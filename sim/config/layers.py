@@ -170,6 +170,9 @@ def set_key(tree: Tree, key: str, value: Any) -> Tree:
         raise BadInput(f"expected at most {MAX_SECTIONS} sections, got {key.count('.')}")
     if key == "profile" and is_named(value):
         return merge(tree, {key: value})
+    section, _, name = key.partition(".")
+    if section == "profile" and is_named({name: value}) and not is_named(tree.get(section)):
+        return merge(tree, {section: {name: value}})  # over a stored profile, from which it is derived
     policy = as_section("policy", tree.get("policy"))
     if key == "policy.name" and isinstance(policy, Mapping) and policy.get("name", value) != value:
         return {**tree, "policy": {"name": value}}

@@ -7,14 +7,21 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from servesim.core import BadInput
+from servesim.runs.request_rate import RATE_KEYS, rate_key_value, request_rate
 from servesim.statistics.constraints import Bound, parse_bounds
+from servesim.study.rates import next_rate
+from servesim.study.single_run import Record
 
-from .results import CURRENT, NAMES, Shown, picture_json, planned_rates, rates_json, slo_bounds, verdict_json
+from .controls import slider_ticks
+from .knee import find_knee
+from .results import CURRENT, NAMES, Shown, curve_of, picture_json, planned_rates, rates_json, slo_bounds, verdict_json
 from .runner import Job, Runner, RunTask
-from .state import Origin, PageState
+from .state import Origin, PageState, key_value
 
 PROGRESS_SECONDS = 0.25  # between two messages
 SETTLE_SECONDS = 0.25  # until the curves over the rate run: a moving slider does not need them
+PRECISION = 0.05  # of the highest load
+MAX_ROUNDS = 8  # of runs that find it
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
@@ -22,12 +29,17 @@ class Answer:
     """Sends the current scenario first, then the pinned ones, replications, and curves over the request rate."""
 
     def __init__(self, origin: Origin, runner: Runner, job: Job, state: PageState, send: Send) -> None:
-        self.origin, self.runner, self.job, self.state, self.send = origin, runner, job, state, send
-        tree, scenario = origin.scenario(state)
+        self.origin, self.runner, self.job, self.send = origin, runner, job, send
+        self._read(state)
+
+    def _read(self, state: PageState) -> None:
+        """Check the scenarios and the constraints of a state."""
+        self.state = state
+        tree, scenario = self.origin.scenario(state)
         self.shown = [Shown(0, tree, scenario)]
         for number, pin in enumerate(state.pins, 1):
             try:
-                self.shown.append(Shown(number, *origin.scenario(pin, like=tree)))
+                self.shown.append(Shown(number, *self.origin.scenario(pin, like=tree)))
             except BadInput as bad:
                 raise BadInput(f"{NAMES[number]}: {bad}") from None
         bounds = [line for line in state.subject_to.splitlines() if line.strip()]
@@ -37,6 +49,8 @@ class Answer:
         """Send everything, with the progress in between."""
         progress = asyncio.create_task(self._send_progress())
         try:
+            if self.state.at_knee:
+                await self._go_to_knee()
             await self.send({"kind": "applied", "settings": self.origin.applied(self.state)})
             await self._run_first()
             await self._run_replications()
@@ -51,6 +65,22 @@ class Answer:
             await asyncio.sleep(PROGRESS_SECONDS)
             part = self.runner.progress(self.job)
             await self.send({"kind": "progress", "part": part, "ended": self.job.ended, "planned": self.job.planned})
+
+    async def _go_to_knee(self) -> None:
+        """Find the knee of the current scenario and run there; a load without a key for its rate stays as it is."""
+        item = self.shown[0]
+        own = rate_key_value(item.tree) or (request_rate(item.tree) if item.tree.get("trace") else None)
+        rate = None if own is None else await find_knee(lambda rate: self._run_at(item, rate, own), own)
+        if rate is None:
+            return
+        key = next((key for key in RATE_KEYS if key_value(item.tree, key) is not None), "trace.rate")
+        settings = {**self.state.settings, key: f"{rate:g}"}
+        self._read(self.state.model_copy(update={"settings": settings}))
+        ticks = slider_ticks(rate, whole=False)
+        await self.send({"kind": "knee", "key": key, "text": settings[key], "ticks": ticks})
+
+    async def _run_at(self, item: Shown, rate: float, own: float) -> Record:
+        return await self.runner.run(self.job, self._task(item, rate=rate, rate_factor=rate / own))
 
     def _task(self, item: Shown, **keys: Any) -> RunTask:
         return RunTask(item.tree, code=self.origin.code(item.tree), **keys)
@@ -103,18 +133,24 @@ class Answer:
         """Run all scenarios at other request rates."""
         if any(not item.own_rate for item in self.shown):
             text = "The requests have no rate: they wait for each other, or all arrive at once."
-            await self.send({"kind": "rates", "charts": [], "caption": text})
+            await self.send({"kind": "rates", "charts": [], "caption": text, "loads": []})
             return
-        plan = [
-            (item, rate, self._task(item, rate=rate, rate_factor=factor))
-            for item in self.shown
-            for rate, factor in planned_rates(item.own_rate or 1.0).items()
-        ]
-        records = await self.runner.run_all(self.job, [task for _, _, task in plan])
-        for (item, rate, _), record in zip(plan, records):
-            item.rates[rate] = record
         for item in self.shown:
             item.rates[item.own_rate or 1.0] = item.runs[0]
+        await self._add_rates([(item, rate) for item in self.shown for rate in planned_rates(item.own_rate or 1.0)])
+        for _ in range(MAX_ROUNDS):
+            pairs = [
+                (item, next_rate(curve_of(item, self.bounds), sorted(item.rates), PRECISION)) for item in self.shown
+            ]
+            if not any(rate for _, rate in pairs):
+                break
+            await self._add_rates([(item, rate) for item, rate in pairs if rate is not None])
+
+    async def _add_rates(self, pairs: Sequence[tuple[Shown, float]]) -> None:
+        """Run scenarios at other rates and send all curves."""
+        runs = (self._run_at(item, rate, item.own_rate or 1.0) for item, rate in pairs)
+        for (item, rate), record in zip(pairs, await asyncio.gather(*runs)):
+            item.rates[rate] = record
         await self.send(rates_json(self.shown, self.bounds))
 
 

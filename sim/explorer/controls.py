@@ -4,34 +4,49 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, Optional
 
 from pydantic import BaseModel
+from servesim.config.families import tunings
 from servesim.config.first_scenario import flow
 from servesim.config.layers import Tree, as_section
-from servesim.config.registry import own_fields_first, policy_class, presets
+from servesim.config.memory import about_profile
+from servesim.config.registry import own_fields_first, policy_class, preset, presets
 from servesim.config.scenario import Scenario, TraceFile
 from servesim.config.user_code import use_access
 from servesim.core import AtLeast, BadInput, Policy
 from servesim.core.fields import policy_fields
 from servesim.core.limits import is_number
 from servesim.costs.device_profile import bundled_profiles
+from servesim.costs.model_arithmetic import model_of
+from servesim.costs.named_profile import MEASURED, NAMES, NamedProfile, is_named
+from servesim.costs.public_devices import DEVICES, device_of
+from servesim.costs.public_models import PUBLIC_MODELS
 from servesim.policies import POLICIES
 from servesim.runs.request_rate import RATE_KEYS
 from servesim.traces.make.workload import workload_model
 
-from .state import WORKLOADS, Choice, Origin, block_defaults, key_value, scenario_policy
+from .state import DEVICE, PREFIX_TOKENS, WORKLOADS, Choice, Origin, block_defaults, key_value, scenario_policy
 
+BLOCKS = "engine.num_blocks"
 SHOWN_FIELDS = 6  # of a policy; further ones show by search, or if the scenario sets them
-SHOWN = ("trace.path", "engine.num_blocks", "engine.block_size", "engine.max_model_len",
-         "slo.ttft", "slo.tpot", "slo.e2el")  # fmt: skip
+MODEL = "profile.model"
+SHOWN = ("trace.path", PREFIX_TOKENS, "policy.enable_prefix_caching", "policy.disable_radix_cache", MODEL, DEVICE,
+         "engine.block_size", "engine.max_model_len", "slo.ttft", "slo.tpot", "slo.e2el")  # fmt: skip
 GROUPS = {
-    "workload": "requests", "trace": "requests", "policy": "policy", "engine": "engine", "slo": "SLO (milliseconds)",
-    "seed": "run", "noise": "run",
+    "workload": "requests", "trace": "requests", "policy": "policy", "engine": "KV blocks and engine",
+    "slo": "SLO (milliseconds)", "profile": "server", "server": "server", "start": "server",
 }  # fmt: skip
+LABELS = {
+    "server": "engine", "start": "preset or file", MODEL: "model", DEVICE: "device", PREFIX_TOKENS: "system prompt",
+    **dict.fromkeys(RATE_KEYS, "request rate"),
+}  # fmt: skip
+PROMPTS = (0, 128, 256, 512, 1000, 1500, 2000, 4000, 8000)  # tokens of a system prompt
 HALF_STEPS = (1, 1.5, 2, 3, 4, 6, 8)  # of a slider, per factor of 8
-WHOLE_CHOICES = ("start", "policy", "workload")  # the server changes several settings for these
+WHOLE_CHOICES = ("server", MODEL, DEVICE, "start", "policy", "workload")  # each changes several settings
 KINDS = {"boolean": "switch", "integer": "number", "number": "number"}
 
 
@@ -51,8 +66,8 @@ class Control:
 
     def as_json(self) -> dict[str, Any]:
         section, _, rest = self.key.partition(".")
-        label = "request rate" if self.key in RATE_KEYS else rest or section
-        group = "scenario" if self.key in ("start", "policy", "profile") else GROUPS[section]
+        label = LABELS.get(self.key) or rest or section
+        group = "server" if self.key == "policy" else GROUPS.get(section, "run")
         shown = {name: value for name, value in asdict(self).items() if name != "range"}
         return {**shown, "label": label, "group": group}
 
@@ -62,36 +77,66 @@ def controls_of(origin: Origin, choice: Choice) -> list[Control]:
     tree, base = origin.tree(choice), origin.base(choice)
     if scenario_policy(base) != scenario_policy(tree):
         base = {key: value for key, value in base.items() if key != "policy"}
-    found = [*main_choices(origin, choice, tree), *request_controls(tree)]
+    found = [*profile_controls(origin, choice, tree), *main_choices(origin, choice, tree), *request_controls(tree)]
     with use_access(origin.code(tree)):
         found += policy_controls(scenario_policy(tree))
         sizes = block_defaults(tree)
-    found += section_controls(Scenario, tree, names=("engine", "slo", "seed", "noise"))
-    if key_value(tree, "engine.device_memory"):
-        found = [control for control in found if control.key != "engine.num_blocks"]
+    found += section_controls(
+        Scenario, tree, names=("engine", "slo", "seed", "noise", "name", "server_config", "proof")
+    )
     for control in found:
         control.default = sizes.get(control.key, control.default)
         value, start = key_value(tree, control.key), key_value(base, control.key)
-        if control.key not in WHOLE_CHOICES:
+        if control.key not in WHOLE_CHOICES and not (control.key == "profile" and is_named(value)):
             control.text = "" if value is None else flow(value)
         set_range(control, start if start is not None else value)
-        control.rare = control.rare and value is None and control.key not in SHOWN
+        control.rare = control.rare and (value is None or isinstance(value, Mapping)) and control.key not in SHOWN
+        if control.key == BLOCKS:
+            from_memory = key_value(tree, "engine.device_memory") or is_named(tree.get("profile"))
+            control.rare, control.default = bool(from_memory), "from the memory" if from_memory else control.default
     return found
 
 
+def profile_controls(origin: Origin, choice: Choice, tree: Tree) -> list[Control]:
+    """Return the engine, and the model and the device on which it runs."""
+    profile, known = tree.get("profile"), tunings()
+    policies = {str(preset(tuning.preset)["policy"]["name"]): name for name, tuning in known.items()}
+    server = policies.get(str(scenario_policy(tree)), str(scenario_policy(tree)))
+    engines = [*known, *([] if server in known else [server])]
+    names = [*NAMES, *(["front_end"] if is_named(profile) else [])]
+    found = section_controls(NamedProfile, as_mapping(profile), "profile.", names)
+    measured = origin.base(choice, {key: text for key, text in choice.settings.items() if key not in (MODEL, DEVICE)})
+    defaults: dict[str, str] = {}
+    with suppress(BadInput):  # reported at its control
+        about = about_profile(measured.get("profile", Scenario.model_fields["profile"].default))
+        model, device = model_of(about), device_of(about)
+        defaults |= {MODEL: model.name} if model else {}
+        defaults |= {DEVICE: device.shown} if device else {}
+    for control in found:
+        if control.key in (MODEL, DEVICE):
+            control.kind, control.text = "choice", choice.settings.get(control.key, "")
+            public = [*PUBLIC_MODELS] if control.key == MODEL else [*DEVICES]
+            control.choices = ["", *dict.fromkeys([*public, *filter(None, [control.text])])]
+            control.default = defaults.get(control.key, "that")
+            control.help = f"step times are derived for this {LABELS[control.key]}"
+    about_choice = "a choice starts its newest version with its defaults"
+    return [Control("server", "choice", about_choice, server, choices=engines), *found]
+
+
 def main_choices(origin: Origin, choice: Choice, tree: Tree) -> list[Control]:
-    """Return the choices that replace a whole section: start, policy, profile, workload."""
+    """Return the choices that replace a whole section: profile, start, policy, workload."""
     own = [origin.own_policy] if origin.own_policy and origin.own_policy not in POLICIES else []
     starts = ([""] if origin.file else []) + list(presets())
     form = "trace" if tree.get("trace") is not None else "as it is"
     profile = tree.get("profile", Scenario.model_fields["profile"].default)
-    known = list(dict.fromkeys([*bundled_profiles(), *([profile] if isinstance(profile, str) else [])]))
+    stored = profile.get("measured", MEASURED) if is_named(profile) else profile if isinstance(profile, str) else None
+    known = list(dict.fromkeys([*bundled_profiles(), *([stored] if stored else [])]))
     about = "scenario file or preset; requests, profile and memory stay"
     return [
+        Control("profile", "combo", "measured step times: a bundled profile, or a profile folder",
+                text=str(stored or ""), choices=known, default=flow(profile)),
         Control("start", "choice", about, choice.start, choices=starts),
         Control("policy", "choice", "scheduling policy", str(scenario_policy(tree)), choices=[*POLICIES, *own]),
-        Control("profile", "combo", "step times: a bundled profile, or a profile folder",
-                choices=known, default=str(profile)),
         Control("workload", "choice", "kind of requests; `trace` reads a file", form,
                 choices=["as it is", *WORKLOADS, "trace"]),
     ]  # fmt: skip
@@ -108,7 +153,12 @@ def request_controls(tree: Tree) -> list[Control]:
         found = section_controls(workload_model(workload), as_mapping(workload), "workload.")
     except BadInput:
         return []
-    return sorted(found, key=lambda control: not control.key.endswith((".rate", ".X")))  # the request rate first
+    for control in found:
+        if control.key == PREFIX_TOKENS:
+            control.kind, control.ticks, control.default = "number", PROMPTS, "0"
+            control.help = "tokens that all prompts begin with, before their own; a prefix cache computes them once"
+    first = (*RATE_KEYS, PREFIX_TOKENS)
+    return sorted(found, key=lambda control: first.index(control.key) if control.key in first else len(first))
 
 
 def as_mapping(section: Any) -> Mapping[str, Any]:
@@ -140,10 +190,16 @@ def section_controls(
     model: type[BaseModel], values: Mapping[str, Any], prefix: str = "", names: Sequence[str] = ()
 ) -> list[Control]:
     """Return the controls of a section and of the sections in it; of some properties if there are `names`."""
-    schema = model.model_json_schema()
+    schema = schema_of(model)
     types = schema.get("$defs", {})
     rules = resolve(schema, types)["properties"]  # a model that contains itself is a reference
     return list(walk({name: rules[name] for name in names or rules}, types, prefix, values))
+
+
+@lru_cache(maxsize=16)  # the page asks again after every choice
+def schema_of(model: type[BaseModel]) -> Mapping[str, Any]:
+    """Return the JSON schema of a section."""
+    return model.model_json_schema()
 
 
 def walk(
@@ -154,12 +210,15 @@ def walk(
         key, value = prefix + name, values.get(name)
         options = [resolve(option, types) for option in alternatives(rule)]
         inner = pick(options, value)
+        kinds = [kind for option in options if (kind := option.get("properties", {}).get("kind", {}).get("const"))]
         if name == "kind":
-            continue  # another kind has other keys, so it is not one setting
+            continue  # another kind has other keys, so the whole section is the setting
+        if inner is None or len(kinds) > 1:
+            control = leaf(key, rule, options)
+            control.help += f" (kind: {', '.join(kinds)})" if kinds else ""
+            yield control
         if inner is not None:
             yield from walk(inner["properties"], types, f"{key}.", value or {})
-        elif value is not None or not any("properties" in option for option in options):
-            yield leaf(key, rule, options)
 
 
 def alternatives(rule: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -203,7 +262,7 @@ def leaf(key: str, rule: Mapping[str, Any], options: Sequence[Mapping[str, Any]]
 
 def set_range(control: Control, start: Any) -> None:
     """Give a number a slider around the value that the scenario starts from, else around its default."""
-    if control.kind != "number":
+    if control.kind != "number" or control.ticks:
         return
     try:
         centre = float(control.default if start is None else start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Optional
@@ -13,7 +14,7 @@ from servesim.report.page import finite
 from servesim.report.plots import Chart, Trace
 from servesim.report.rate_charts import CurveStyle, over_rate
 from servesim.runs.leading import leading_metrics
-from servesim.runs.metric_table import metric_named
+from servesim.runs.metric_table import METRICS, metric_named, metric_title, unit_of
 from servesim.runs.notes import Note, note, sentence
 from servesim.runs.request_rate import rate_key_value, round_rate
 from servesim.statistics.constraints import Bound, describe_bounds
@@ -41,6 +42,12 @@ TIMES = (
     ("running", "Running requests", "requests"),
     ("kv", "KV blocks in use", "% of the blocks"),
 )
+LIMITS = {"slots": "slots", "budget": "token budget", "blocks": "KV blocks", "compute": "the device",
+          "front end": "the front end", "none": "nothing"}  # fmt: skip
+METRIC = re.compile(rf"\b({'|'.join(METRICS)}|p[\d.]+_\w+_ms)(\[\w+=[^\]]+\])?(?!\w)")  # in a sentence
+WORDS = {"A and B": "Baseline and current", ". cu": ". Cu", "(B is 0)": "(current has none)",
+         "(A is 0)": "(baseline has none)"}  # fmt: skip
+OUTCOMES = {"better": CURRENT, "worse": BASELINE, "the same": "same", "no difference": "none"}  # of the headline
 CONFIDENCE = 0.95
 
 
@@ -63,6 +70,11 @@ class Shown:
         return f"@{COLOURS[self.number]}"
 
     @property
+    def refused(self) -> list[str]:
+        """Why the real engine does not start with these settings; empty if it does."""
+        return [Note(*found).text for found in self.runs[0]["notes"] if found[0] == "refused"] if self.runs else []
+
+    @property
     def own_rate(self) -> Optional[float]:
         """Requests per second; None if they wait for each other or all arrive at once."""
         measured: Optional[float] = self.runs[0].get("own_rate")
@@ -83,6 +95,7 @@ def picture_json(shown: Sequence[Shown]) -> dict[str, Any]:
     return {
         "kind": "picture",
         "columns": [item.number for item in done],
+        "tiles": tiles_json(done),
         "table": table_json(done),
         "charts": [chart_json(chart) for chart in charts],
         "notes": notes_of(done[0]),
@@ -102,10 +115,37 @@ def table_json(done: Sequence[Shown]) -> list[dict[str, Any]]:
     for metric in dict.fromkeys([*leading_metrics(done[0].tree), *TABLE]):
         values = [item.runs[0]["metrics"].get(metric) for item in done]
         if any(values) or metric == "makespan":
-            texts = ["–" if value is None else format_metric(value, metric) for value in values]
-            cells = [{"text": text, "value": value} for text, value in zip(texts, values)]
-            rows.append({"metric": metric, "goal": metric_named(metric).goal, "cells": cells})
+            cells = [{"text": text, "value": value} for text, value in zip(metric_texts(done, metric), values)]
+            rows.append(
+                {"metric": metric, "name": metric_title(metric), "goal": metric_named(metric).goal, "cells": cells}
+            )
     return rows
+
+
+def metric_texts(done: Sequence[Shown], metric: str) -> list[str]:
+    """Return a metric of all scenarios in one unit."""
+    values = [item.runs[0]["metrics"].get(metric) for item in done]
+    unit = unit_of(metric, values)
+    return ["–" if value is None else format_metric(value, metric, unit) for value in values]
+
+
+def with_titles(text: str) -> str:
+    """Return a sentence with the titles of its metrics instead of their keys."""
+    return METRIC.sub(lambda match: metric_title(match[0]), text)
+
+
+def tiles_json(done: Sequence[Shown]) -> dict[str, Any]:
+    """Return what the tiles show, by name: a title, the key of its metric, and a text per scenario."""
+    goodput = "request_goodput" if "request_goodput" in done[0].runs[0]["metrics"] else "request_throughput"
+    tiles: dict[str, Any] = {}
+    for name, metric in (("ttft", "p99_ttft_ms"), ("goodput", goodput)):
+        tiles[name] = {"title": metric_title(metric), "key": metric, "texts": metric_texts(done, metric), "detail": ""}
+    limits = [item.runs[0]["limit"] for item in done]
+    tiles["limit"] = {
+        "title": "Limited by", "key": "limit", "texts": [LIMITS[limit["limit"]] for limit in limits],
+        "detail": limits[0]["limit_text"],
+    }  # fmt: skip
+    return tiles
 
 
 def over_time(done: Sequence[Shown]) -> list[Chart]:
@@ -145,19 +185,24 @@ def objectives_of(metric: str, a: ComparedRuns, b: ComparedRuns) -> list[Objecti
 def verdict_json(shown: Sequence[Shown], metric: str, bounds: Sequence[Bound]) -> dict[str, Any]:
     """Return the comparison of the current scenario with the baseline, as `sim compare` makes it."""
     current = shown[0]
+    if current.refused:
+        return {"kind": "verdict", "better": "refused", "text": sentence(current.refused[0]), "limits": "", "pairs": ""}
     rows = [Row(item.number, {}, item.name, item.runs) for item in shown if item.runs]
-    misses = [f"{row.label} misses {describe_bounds(list(row.missed))}" for row in rows if row.find_missed(bounds)]
+    misses = [f"{item.name} does not start" for item in shown if item.refused]
+    misses += [f"{row.label} misses {describe_bounds(list(row.missed))}" for row in rows if row.find_missed(bounds)]
     means = f", by the means of {len(current.runs)} replications" if len(current.runs) > 1 else ""
-    limits = f"Constraints{means}: {'; '.join(misses) or 'all met'}." if bounds else ""
+    limits = f"Constraints{means}: {'; '.join(misses) or 'all met'}." if bounds or misses else ""
     if len(shown) < 2:
         return {"kind": "verdict", "better": "", "text": "", "limits": limits, "pairs": ""}
     a, b = (from_records(item.scenario, item.name, item.runs) for item in (shown[1], current))
     differences = compare(a, b, objectives_of(metric, a, b), CONFIDENCE)
-    size = max(row.change.n for row in differences)
+    size, text = max(row.change.n for row in differences), summarise(differences, CURRENT)
+    for old, new in WORDS.items():
+        text = text.replace(old, new)
     return {
         "kind": "verdict",
-        "better": {"better": CURRENT, "worse": BASELINE}.get(differences[0].outcome, ""),
-        "text": summarise(differences, CURRENT).replace("A and B", "Baseline and current").replace(". cu", ". Cu"),
+        "better": OUTCOMES.get(differences[0].outcome, ""),
+        "text": with_titles(text),
         "limits": limits,
         "pairs": f"{size} pairs of replications, {100 * CONFIDENCE:g} % intervals." if size > 1 else "",
     }
@@ -168,25 +213,36 @@ def planned_rates(own: float) -> dict[float, float]:
     return {round_rate(factor * own, 3): round_rate(factor * own, 3) / own for factor in RATE_FACTORS}
 
 
+def curve_of(item: Shown, bounds: Sequence[Bound]) -> Curve:
+    """Return the results of a scenario over the request rate."""
+    runs = dict(sorted(item.rates.items()))
+    unserved = next(iter(runs.values())).get("metrics", {}).get("failed", 0.0)  # at any rate, such as too long ones
+    rows = {rate: Row(item.number, {}, item.name, [run]) for rate, run in runs.items()}
+    points = [rate_point(rate, row, bounds, unserved) for rate, row in rows.items()]
+    return Curve(1 + item.number, {}, item.name, points, bounds, outcome="")  # 0 is the baseline of a sweep
+
+
 def rates_json(shown: Sequence[Shown], bounds: Sequence[Bound]) -> dict[str, Any]:
     """Return throughput over the request rate, and the first bounded metric; open points miss a constraint."""
-    curves = []
-    for item in shown:
-        runs = dict(sorted(item.rates.items()))
-        unserved = next(iter(runs.values())).get("metrics", {}).get("failed", 0.0)  # at any rate, such as too long ones
-        rows = {rate: Row(item.number, {}, item.name, [run]) for rate, run in runs.items()}
-        points = [rate_point(rate, row, bounds, unserved) for rate, row in rows.items()]
-        curves.append(Curve(1 + item.number, {}, item.name, points, bounds, outcome=""))  # 0 is the baseline of a sweep
+    curves = [curve_of(item, bounds) for item in shown]
     drawn = [(curve, CurveStyle(item.colour)) for curve, item in zip(curves, shown)]
     latency = next((bound.metric for bound in bounds if bound.metric.endswith("_ms")), "p99_ttft_ms")
     charts = [over_rate(drawn, metric, bounds, f"rate-{metric}") for metric in ("output_throughput", latency)]
-    texts = [f"{curve.label}: {curve.capacity.text}" for curve in curves if curve.capacity is not None]
-    caption = (
-        f"Highest rate within the constraints, one run per rate: {'; '.join(texts)}."
-        if texts
-        else "Set an SLO or a constraint."
-    )
-    return {"kind": "rates", "charts": [chart_json(chart) for chart in charts], "caption": caption}
+    loads = [load_json(item, curve) for item, curve in zip(shown, curves)]
+    caption = "One run per rate. An open point misses a constraint." if bounds else "Set an SLO or a constraint."
+    return {"kind": "rates", "charts": [chart_json(chart) for chart in charts], "caption": caption, "loads": loads}
+
+
+def load_json(item: Shown, curve: Curve) -> dict[str, str]:
+    """Return the highest load within the constraints, and why a higher one misses them."""
+    if item.refused:
+        return {"text": "none", "detail": "the engine does not start"}
+    capacity = curve.capacity
+    if capacity is None:
+        return {"text": "–", "detail": "set an SLO or a constraint"}
+    short = "; the run is short, a longer one may hold less" if capacity.upper_bound else ""
+    text = capacity.text if capacity.missed_at is None else f"{capacity.rate:.3g} req/s" if capacity.rate else "none"
+    return {"text": text, "detail": with_titles(f"{capacity.misses}{short}")}
 
 
 def slo_bounds(slo: Mapping[str, Optional[float]]) -> list[Bound]:

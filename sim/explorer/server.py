@@ -21,7 +21,7 @@ from servesim.config.user_code import use_access
 from servesim.core import BadInput
 from servesim.core.errors import WorkerLost
 from servesim.report.page import TEMPLATES, plotly_script, render
-from servesim.runs.metric_table import metrics_in
+from servesim.runs.metric_table import metric_title, metrics_in
 from servesim.runs.simulate import load_trace
 from servesim.study.executor import process_count
 from servesim.study.study_keys import INDIFFERENCE
@@ -31,7 +31,7 @@ from .answer import Answer
 from .controls import WHOLE_CHOICES, controls_of
 from .results import COLOURS, NAMES
 from .runner import Job, Runner
-from .state import REQUESTS, Origin, PageState, error_json, read_state
+from .state import Origin, PageState, error_json, read_state
 
 HOST = "127.0.0.1"
 LOCAL = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]{1,5})?")  # Host of a request; SSH may forward another port
@@ -68,7 +68,8 @@ class ExploreServer:
         app = web.Application(middlewares=[self._check_client, json_errors], client_max_size=MAX_BODY_BYTES)
         app.add_routes([
             web.get(f"/{self.token}/", self._page),
-            web.get(f"/{self.token}/{{name:plotly|charts|explore}}.js", send_script),
+            web.get(f"/{self.token}/{{name:plotly|charts|results|explore}}.js", send_script),
+            web.get(f"/{self.token}/saved.html", self._saved),
             web.post(f"/{self.token}/scenario", self._scenario),
             web.post(f"/{self.token}/copy", self._copy),
             web.post(f"/{self.token}/run", self._run),
@@ -86,14 +87,19 @@ class ExploreServer:
 
     async def _page(self, request: web.Request) -> web.Response:
         first = {
-            "state": self.first.model_dump(), "file": self.origin.file, "metrics": ["", *metrics_in("summary")],
-            "indifference": INDIFFERENCE,
-            "names": NAMES, "colours": COLOURS, "whole": WHOLE_CHOICES, "shared": REQUESTS,
+            "state": self.first.model_dump(), "file": self.origin.file,
+            "metrics": {name: metric_title(name) for name in metrics_in("summary")},
+            "indifference": INDIFFERENCE, "names": NAMES, "colours": COLOURS, "whole": WHOLE_CHOICES,
         }  # fmt: skip
         text = json.dumps(first).replace("<", "\\u003c")
-        name = self.origin.file or "sim explore"
-        page = render("index.html", PAGE, title=name, first=text)
+        page = render("index.html", PAGE, title=self.origin.file or "sim explore", first=text)
         return web.Response(text=page, content_type="text/html", headers={**HEADERS, "Content-Security-Policy": POLICY})
+
+    async def _saved(self, request: web.Request) -> web.Response:
+        """Return the page that works without the server; the page that saves it adds its results."""
+        scripts = {name: read_script(name) for name in ("plotly", "charts", "results")}
+        page = render("saved.html", PAGE, title=self.origin.file or "sim explore", **scripts)
+        return web.Response(text=page, content_type="text/html", headers=HEADERS)
 
     async def _scenario(self, request: web.Request) -> web.Response:
         """Return the controls of a state, after one of the choices that change several settings."""
@@ -108,7 +114,8 @@ class ExploreServer:
             if control["key"] not in usable.settings:
                 control["text"] = state.settings.get(control["key"], control["text"])
         error = bad and error_json(bad, self.origin.where(state), state.settings)
-        answer = {"state": state.model_dump(), "controls": controls, "error": error}
+        changed = [*self.origin.changes(state, self.first)]
+        answer = {"state": state.model_dump(), "controls": controls, "changed": changed, "error": error}
         return web.json_response(answer, headers=HEADERS)
 
     async def _copy(self, request: web.Request) -> web.Response:
@@ -131,7 +138,9 @@ class ExploreServer:
             if not job.cancelled:
                 await response.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
 
+        labels = [self.origin.label(choice, self.first) for choice in (state, *state.pins)]
         try:
+            await send({"kind": "labels", "labels": labels})
             await Answer(self.origin, self.runner, job, state, send).run()
         except BadInput as bad:
             await send({"kind": "error", **error_json(bad, self.origin.where(state), state.settings)})
@@ -208,12 +217,16 @@ def open_page(
 
 async def send_script(request: web.Request) -> web.Response:
     """Return a script of the page; the browser keeps that of Plotly, which is large."""
-    name, headers = request.match_info["name"], HEADERS
+    name = request.match_info["name"]
+    headers = {**HEADERS, "Cache-Control": "private, max-age=3600"} if name == "plotly" else HEADERS
+    return web.Response(text=read_script(name), content_type="text/javascript", headers=headers)
+
+
+def read_script(name: str) -> str:
+    """Return the text of a script."""
     if name == "plotly":
-        text, headers = plotly_script(), {**HEADERS, "Cache-Control": "private, max-age=3600"}
-    else:
-        text = ((PAGE if name == "explore" else TEMPLATES) / f"{name}.js").read_text("utf-8")
-    return web.Response(text=text, content_type="text/javascript", headers=headers)
+        return plotly_script()
+    return ((TEMPLATES if name == "charts" else PAGE) / f"{name}.js").read_text("utf-8")
 
 
 async def read_body(request: web.Request) -> dict[str, Any]:

@@ -14,8 +14,10 @@ from typing import Annotated, Any, Optional
 
 from pydantic import Field, StringConstraints
 from servesim.config.export import TARGETS, export_scenario
+from servesim.config.families import tunings
 from servesim.config.first_scenario import CONTEST, CONTEST_WORKLOAD, GPU, GPU_WORKLOAD, flow
 from servesim.config.layers import Layer, Tree, assemble, file_layer, merge, nesting_order, setting_layers
+from servesim.config.memory import about_profile
 from servesim.config.paths import paths_in
 from servesim.config.registry import ENGINE, presets
 from servesim.config.scenario import Scenario, scenario_from
@@ -27,13 +29,14 @@ from servesim.files.checked import Int, Keys, validate
 from servesim.files.read import OPEN_PIPES, show_path
 from servesim.files.write import yaml_text
 from servesim.files.yaml_reader import parse
+from servesim.runs.leading import arrive_at_rate
 from servesim.runs.request_rate import rate_key_value, scenario_at_rate
 from servesim.traces.make.workload import workload_from
 
 MAX_SETTINGS, MAX_TEXT = 200, 20_000  # settings of a scenario; characters of one text
 MAX_VARIANTS = 4
 MAX_REPLICATIONS = 100
-FIRST_PRESET = "vllm-v1-0.32"  # of a page without a file
+FIRST_SERVER = "vllm"  # of a page without a file
 REQUESTS = ("trace", "workload", "slo", "seed", "noise")  # sections that all scenarios of the page share
 MEMORY = ("num_blocks", "device_memory", "gpu_memory_utilization", "model", "reserve")
 KEPT_COUNTS = {  # a new value of this rate keeps the number of requests: another key follows
@@ -45,6 +48,8 @@ WORKLOADS = {
     "closed loop": GPU_WORKLOAD.replace("arrivals: {kind: poisson, rate: 4}", "concurrency: 32"),
     "contest": CONTEST_WORKLOAD,
 }
+PREFIXES, PREFIX_TOKENS = "workload.prefixes", "workload.prefixes.tokens"
+DEVICE, FIXED_MEMORY = "profile.device", ("engine.num_blocks", "engine.device_memory")
 BLOCK_SIZE = "engine.block_size"
 PLAIN_FLAGS = ("engine", "order", "scheduling_policy")  # texts of the policy `engine` that name no code
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
@@ -64,6 +69,7 @@ class PageState(Choice):
     replications: Int = Field(1, ge=1, le=MAX_REPLICATIONS)
     subject_to: Text = ""  # constraints, one per line
     metric: Text = ""  # that leads; empty: the one that fits the load
+    at_knee: bool = False  # find the knee of the load, and run there
 
 
 def read_state(body: Any) -> PageState:
@@ -86,14 +92,19 @@ class Origin:
 
     def first_state(self, preset: Optional[str] = None, settings: Optional[Mapping[str, str]] = None) -> PageState:
         """Return the state of a new page; `settings` are those of the command line."""
-        choice = Choice()
+        choice, settings = Choice(), split_profile(settings or {})
         if preset is not None or self.file is None:
-            choice = self.start_from(preset or FIRST_PRESET, {} if self.file is None else self.base(choice))
-        settings, memory = settings or {}, ("engine.num_blocks", "engine.device_memory")
-        named = is_named(parse(settings.get("profile", ""), "profile"))  # its device has its own memory
-        kept = {key: text for key, text in choice.settings.items() if not (named and key in memory)}
-        settings = {**kept, **settings}
-        return PageState(start=choice.start, settings=settings, pins=[Choice(start=choice.start, settings=settings)])
+            before = {} if self.file is None else self.base(choice)
+            named = [f"{key}={text}" for key, text in settings.items() if key.partition(".")[0] == "profile"]
+            tree = assemble([*setting_layers(named)], before)
+            choice = self.start_from(preset or tunings()[FIRST_SERVER].preset, tree)
+            if is_named(tree.get("profile")):
+                choice.settings["profile"] = flow(tree["profile"].get("measured", GPU["profile"]))
+        settings = {**choice.settings, **settings}
+        own = any(key.partition(".")[0] in ("workload", "trace") for key in settings.keys() - choice.settings.keys())
+        opened = Choice(start=choice.start, settings=settings)
+        knee = self.file is None and not own and arrive_at_rate(self.base(opened, choice.settings))
+        return PageState(start=choice.start, settings=settings, pins=[opened], at_knee=knee)
 
     def base(self, choice: Choice, settings: Optional[Mapping[str, str]] = None) -> Tree:
         """Return the scenario that the settings of a choice change, or that scenario with settings."""
@@ -112,6 +123,8 @@ class Origin:
     def applied(self, choice: Choice) -> dict[str, str]:
         """Return the settings, sections before their keys; a new request rate keeps the number of requests."""
         settings = dict(sorted(choice.settings.items(), key=nesting_order))
+        if PREFIX_TOKENS in settings:
+            settings = self._with_prefix(choice, settings)
         for key, other in KEPT_COUNTS.items():
             with suppress(BadInput):  # reported when all settings are applied
                 rate: Any = parse(settings[key], key) if key in settings and other not in settings else None
@@ -122,6 +135,19 @@ class Origin:
                     value = key_value(scenario_at_rate(before, rate, rate / old) or {}, other)
                     if value is not None and value != key_value(before, other):
                         settings[other] = repr(float(value))
+        if settings.get(FIXED_MEMORY[0]) and settings.get(FIXED_MEMORY[1]):
+            settings[FIXED_MEMORY[1]] = "null"  # a number of blocks wins
+        return settings
+
+    def _with_prefix(self, choice: Choice, settings: dict[str, str]) -> dict[str, str]:
+        """Return the settings with one system prompt of a length, if the workload has no other number; none of 0."""
+        others = {key: text for key, text in settings.items() if key != PREFIX_TOKENS}
+        if settings[PREFIX_TOKENS].strip() == "0":
+            rest = {key: text for key, text in others.items() if not key.startswith(PREFIXES)}
+            return {**rest, PREFIXES: "null"}
+        with suppress(BadInput):  # reported when all settings are applied
+            if key_value(self.base(choice, others), f"{PREFIXES}.count") is None:
+                return {**others, PREFIXES: f"{{count: 1, tokens: {settings[PREFIX_TOKENS]}}}"}
         return settings
 
     def usable(self, choice: Choice) -> tuple[Choice, Optional[BadInput]]:
@@ -134,7 +160,7 @@ class Origin:
             except BadInput as bad:
                 first = first or bad
                 wrong = error_json(bad, self.where(choice), choice.settings)["key"]
-            rest = Choice(start="" if self.file else FIRST_PRESET)
+            rest = Choice(start="" if self.file else tunings()[FIRST_SERVER].preset)
             kept = {key: text for key, text in choice.settings.items() if not are_nested(key, wrong)}
             if len(kept) < len(choice.settings):
                 rest = Choice(start=choice.start, settings=kept)
@@ -192,7 +218,10 @@ class Origin:
         return texts
 
     def start_from(self, name: str, tree: Tree) -> Choice:
-        """Return a preset with the requests, the profile and the memory of another scenario, if that has them."""
+        """Return a preset with the requests, the profile and the memory of another scenario, if that has them.
+
+        A server that chooses settings by its device has those.
+        """
         base = self.base(Choice(start=name))
         contest = scenario_policy(base) == "llm-serving"
         usual = CONTEST if contest else GPU
@@ -200,22 +229,30 @@ class Origin:
         if not {"trace", "workload"} & kept.keys():
             kept |= parse(CONTEST_WORKLOAD if contest else GPU_WORKLOAD, "workload")
         new = {key: value for key, value in usual.items() if key != "engine"} | kept
-        engine = (tree or usual).get("engine") or {}
-        fixed = "num_blocks" in (base.get("engine") or {})
-        new |= {f"engine.{key}": engine[key] for key in MEMORY if key in engine and not fixed}
+        new |= memory_keys(base, tree, new["profile"])
+        new |= device_defaults(name, new["profile"])
         return Choice(start=name, settings={key: flow(value) for key, value in new.items()})
 
     def choose(self, state: PageState, key: str, value: str) -> PageState:
-        """Return the state after another start, policy or kind of workload is chosen: keys of the old one go."""
+        """Return the state after a choice that changes several settings: keys of what was chosen before go."""
+        if key == "server":
+            if value not in tunings():
+                raise BadInput(f"server: expected one of {', '.join(tunings())}, got {value!r}")
+            key, value = "start", tunings()[value].preset
         if key == "start":
             if value and value not in presets():
                 raise BadInput(f"start: no preset {value!r}")
             choice = self.start_from(value, self.tree(state)) if value else Choice()
-            return state.model_copy(update={"start": choice.start, "settings": choice.settings})
+            profile = {name: text for name, text in state.settings.items() if name.partition(".")[0] == "profile"}
+            settings = {**choice.settings, **(profile if value and "profile" in profile else {})}
+            return state.model_copy(update={"start": choice.start, "settings": settings})
+        if key.startswith("profile."):
+            return self._choose_profile(state, key, value)
         base, gone = self.base(state), ("policy",) if key == "policy" else ("workload", "trace")
         settings = {name: text for name, text in state.settings.items() if name.partition(".")[0] not in gone}
         if key == "policy":
-            settings |= {} if scenario_policy(base) == value else {"policy": value}
+            own = scenario_policy(base) == value
+            settings |= self._device_settings(state) if own else {"policy": value}
             settings = self._with_block_size(base, settings, value)
         elif value == "trace":
             settings |= {"trace": "{path: }", **({"workload": "null"} if base.get("workload") else {})}
@@ -224,12 +261,74 @@ class Origin:
             settings |= {"trace": "null"} if base.get("trace") else {}
         return state.model_copy(update={"settings": settings})
 
+    def _choose_profile(self, state: PageState, key: str, value: str) -> PageState:
+        """Return the state with another model or device: its memory, and what the server chooses by it, follow."""
+        old = self._device_settings(state)
+        kept = {name: text for name, text in state.settings.items() if name != key and old.get(name) != text}
+        if key == DEVICE:
+            kept = {name: text for name, text in kept.items() if name not in FIXED_MEMORY}
+        settings = {**kept, **({key: value} if value else {})}
+        tree = self.base(state, settings)
+        memory = memory_keys(self.base(state), {}, tree.get("profile")) if state.start and key == DEVICE else {}
+        settings = {**{name: flow(given) for name, given in memory.items()}, **settings}
+        changed = state.model_copy(update={"settings": settings})
+        return changed.model_copy(update={"settings": {**self._device_settings(changed), **settings}})
+
+    def _device_settings(self, choice: Choice) -> dict[str, str]:
+        """Return what the server of a preset chooses by the device of a scenario."""
+        with suppress(BadInput):  # reported at its control
+            keys = device_defaults(choice.start, self.base(choice, choice.settings).get("profile"))
+            return {key: flow(value) for key, value in keys.items()}
+        return {}
+
+    def changes(self, choice: Choice, first: Choice) -> dict[str, str]:
+        """Return the settings that the user has changed since the page was opened, without those that follow."""
+        automatic = self._device_settings(choice).items() | first.settings.items()
+        changed = {key: text for key, text in choice.settings.items() if (key, text) not in automatic}
+        if choice.start != first.start or DEVICE in choice.settings:  # the page sets them for it
+            changed = {key: text for key, text in changed.items() if key not in (*FIXED_MEMORY, BLOCK_SIZE)}
+        return changed
+
+    def label(self, choice: Choice, first: Choice) -> str:
+        """Return what the user has changed, in short; requests are those of the controls for all scenarios."""
+        changed = self.changes(choice, first).items()
+        words = [f"{key.rpartition('.')[2]}={text}" for key, text in changed if key.partition(".")[0] not in REQUESTS]
+        return ", ".join(words if choice.start == first.start and words else [choice.start or self.file or "", *words])
+
     def _with_block_size(self, base: Tree, settings: dict[str, str], policy: str) -> dict[str, str]:
         """Return the settings with the block size of a policy's engine, instead of that of the preset's policy."""
         kept = {key: text for key, text in settings.items() if key != BLOCK_SIZE}
         other = scenario_policy(base) != policy and key_value(base, BLOCK_SIZE) is not None
         size = block_defaults({"policy": {"name": policy}}).get(BLOCK_SIZE) if other else None
         return kept if size is None or size == str(key_value(base, BLOCK_SIZE)) else {**kept, BLOCK_SIZE: size}
+
+
+def split_profile(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return settings with one setting per key of a profile by name, as the controls have them."""
+    profile = parse(settings.get("profile", ""), "profile")
+    if not is_named(profile):
+        return dict(settings)
+    stored = {"profile": flow(profile["measured"])} if "measured" in profile else {}
+    keys = {f"profile.{key}": flow(value) for key, value in profile.items() if key != "measured"}
+    return {**stored, **{key: text for key, text in settings.items() if key != "profile"}, **keys}
+
+
+def memory_keys(base: Tree, tree: Tree, profile: Any) -> dict[str, Any]:
+    """Return the memory of a scenario on top of a preset; none if the preset or the device of a profile has its own."""
+    if is_named(profile) and "device" in profile:
+        return {}
+    usual = CONTEST if scenario_policy(base) == "llm-serving" else GPU
+    engine = (tree if tree.get("engine") or tree.get("policy") else usual).get("engine") or {}
+    fixed = "num_blocks" in (base.get("engine") or {})
+    return {f"engine.{key}": engine[key] for key in MEMORY if key in engine and not fixed}
+
+
+def device_defaults(preset: str, profile: Any) -> dict[str, Any]:
+    """Return the settings that the server of a preset chooses by the device of a profile."""
+    found = [tuning for tuning in tunings().values() if tuning.preset == preset]
+    with suppress(BadInput):  # of the profile: reported at its control
+        return dict(found[0].defaults(about_profile(profile))) if found else {}
+    return {}
 
 
 def scenario_policy(tree: Tree) -> Any:

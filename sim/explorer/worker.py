@@ -83,5 +83,6 @@ def details_of(run: Run, trace: Trace, watch: Watch) -> Record:
         "waiting": [state.waiting + state.swapped for state in watch.queues],
         "running": [state.running for state in watch.queues],
         "kv": [100 * state.blocks_used / pool.total for state in watch.queues] if run.kv_metrics else [],
+        "limit": run.limit_metrics,
         "notes": run_notes(run.scenario, run.profile, trace),
     }

@@ -203,23 +203,27 @@ def plan_bisection(experiment: Experiment, records: Mapping[RunKey, Record]) -> 
     while True:
         known = {key: run for key, run in records.items() if (run["config"], run["rate"]) in planned}
         curves = build_curves(experiment, known)
-        rates = [(curve.config, rate) for curve in curves if (rate := next_rate(curve, experiment)) is not None]
+        rates = [
+            (curve.config, rate)
+            for curve in curves
+            if (rate := next_rate(curve, experiment.rates, experiment.precision))
+        ]
         if not rates:
             return
         planned.update(rates)
         yield [experiment.at_rate(rate).task(config, number) for config, rate in rates for number in range(count)]
 
 
-def next_rate(curve: Curve, experiment: Experiment) -> Optional[float]:
-    """Return the next rate of a bisection: inside the interval of the capacity, or outside the rates of the sweep."""
-    capacity, precision = curve.capacity, experiment.precision
+def next_rate(curve: Curve, rates: Sequence[float], precision: Optional[float]) -> Optional[float]:
+    """Return the next rate of a bisection: inside the interval of the capacity, or outside the first `rates`."""
+    capacity = curve.capacity
     if capacity is None or precision is None:
         return None
     low, high, rate = capacity.rate or capacity.missed_below, capacity.missed_at, None
     if high is None and low is not None:
-        rate = 2 * low if low < experiment.rates[-1] * 2**MAX_DOUBLINGS else None
+        rate = 2 * low if low < rates[-1] * 2**MAX_DOUBLINGS else None
     elif low is None and high is not None:
-        rate = high / 2 if high > experiment.rates[0] / 2**MAX_DOUBLINGS else None
+        rate = high / 2 if high > rates[0] / 2**MAX_DOUBLINGS else None
     elif low is not None and high is not None and high > low * (1 + precision):
         rate = math.sqrt(low * high)
     if rate is None or not MIN_RATE <= rate <= MAX_RATE:

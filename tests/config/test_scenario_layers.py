@@ -55,3 +55,10 @@ def test_the_rate_of_a_trace_is_set_on_the_command_line(
 def test_a_text_without_keys_is_no_section() -> None:
     with pytest.raises(BadInput, match="expected a section that holds base, got 'h200-llama2-7b'"):
         override({"profile": "h200-llama2-7b"}, ["profile.base=1"])
+
+
+def test_a_key_of_a_profile_by_name_is_set_over_a_stored_profile() -> None:
+    tree = {"profile": "h200-llama2-7b", "engine": {"device_memory": "H200", "block_size": 16}}
+    tree = override(tree, ["profile.device=H100", "profile.model=llama-3.1-8b"])
+    assert tree["profile"] == {"measured": "h200-llama2-7b", "device": "H100", "model": "llama-3.1-8b"}
+    assert tree["engine"] == {"block_size": 16}  # the memory is that of the new device

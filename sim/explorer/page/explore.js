@@ -1,23 +1,14 @@
 // The page of `sim explore`: controls on the left, results on the right. The server checks and runs everything.
-// A setting is a text, as in `--set KEY=TEXT`. charts.js has `colour`, `layoutOf` and `config`.
-const first = JSON.parse(document.getElementById("first").textContent);
-const by = id => document.getElementById(id);
+// A setting is a text, as in `--set KEY=TEXT`. results.js shows the results.
 const root = document.documentElement;
 const PATIENCE = 300; // milliseconds: a run that takes longer ends when the controls change again
-const HEIGHT = { usual: 215, rate: 265 }; // of charts, pixels; the time breakdown is as high as the table beside it
+const SAME_MOVE = 1000; // milliseconds: changes of one control in a shorter time are undone together
 const page = crypto.randomUUID();
-let state = readUrl() ?? first.state;
-let controls = [], charts = {};
+let state = readUrl() ?? structuredClone(first.state);
+let controls = [], changed = [], labels = [], messages = {}; // messages: the last one of each kind
 let changes = 0; // number of the last change; an answer to an older one is not drawn
 let changedAt = 0, flight = null, timer = 0, urlTimer = 0;
-
-function make(tag, content = {}, ...inner) {
-  const { dataset, ...properties } = content;
-  const element = Object.assign(document.createElement(tag), properties);
-  Object.assign(element.dataset, dataset ?? {});
-  element.append(...inner);
-  return element;
-}
+let past = [], last = "", lastKey = ""; // states before the changes, as JSON; the state now; the control of the last change
 
 async function post(path, body, signal) {
   const headers = { "Content-Type": "application/json" };
@@ -30,7 +21,7 @@ async function post(path, body, signal) {
 function readUrl() {
   try {
     const read = JSON.parse(decodeURIComponent(location.hash.slice(1)));
-    return read && typeof read === "object" ? { ...first.state, ...read } : null;
+    return read && typeof read === "object" ? { ...structuredClone(first.state), at_knee: false, ...read } : null;
   } catch { return null; }
 }
 
@@ -41,9 +32,10 @@ function saveUrl() {
 
 // ---- controls ----
 async function loadControls(choose) {
+  root.dataset.done = root.dataset.shown = ""; // a change follows
   try {
     const answer = await (await post("scenario", { state, choose })).json();
-    ({ state, controls } = answer);
+    ({ state, controls, changed } = answer);
     renderControls();
     showError(answer.error);
   } catch (error) { showError({ key: "", text: error.message }); }
@@ -82,18 +74,20 @@ function renderControl(control) {
   }
   if (control.ticks.length) row.append(slider(control, input));
   row.append(make("p", { className: "help", textContent: control.help }), make("p", { className: "error", role: "alert", hidden: true }));
-  row.classList.toggle("changed", control.key in state.settings);
+  row.classList.toggle("changed", changed.includes(control.key) && isChanged(control.key));
   return row;
 }
 
 // A long name breaks after its dots, or else after its underscores.
 const breakable = name => name.split(name.includes(".") ? /(?<=\.)/ : /(?<=_)/).flatMap(part => [make("wbr"), part]);
 
+const isChanged = key => state.settings[key] !== first.state.settings[key];
 const isWhole = control => first.whole.includes(control.key); // the server changes several settings for it
 
 function optionsOf(control) {
   const usual = make("option", { value: "", textContent: control.default === "" ? "default" : control.default + " (default)" });
-  return [...(isWhole(control) ? [] : [usual]), ...control.choices.map(value => make("option", { value, textContent: value || first.file }))];
+  const named = value => value || (control.key === "start" ? first.file : `${control.default} (of the profile)`);
+  return [...(isWhole(control) ? [] : [usual]), ...control.choices.map(value => make("option", { value, textContent: named(value) }))];
 }
 
 // A slider moves over a list of values; the field beside it takes any value.
@@ -124,28 +118,34 @@ async function set(control, text) {
     await loadControls();
   } else {
     state.settings[control.key] = text;
-    rowOf(control.key)?.classList.add("changed");
+    rowOf(control.key)?.classList.toggle("changed", isChanged(control.key));
   }
-  change();
+  change(control.key);
 }
 
 const rowOf = key => document.querySelector(`.control[data-key="${CSS.escape(key)}"]`);
 
+// A word finds a control by its key, its label, its group or its help text. A key inside of a section finds the section.
 function filterControls() {
-  const words = by("search").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const words = by("search").value.toLowerCase().split(/[\s,;=]+/).filter(Boolean);
   for (const control of controls) {
-    const text = `${control.key} ${control.group} ${control.help}`.toLowerCase(), row = rowOf(control.key);
-    row.hidden = words.length ? !words.every(word => text.includes(word)) : control.rare && !(control.key in state.settings);
+    const text = `${control.key} ${control.label} ${control.group} ${control.help}`.toLowerCase(), row = rowOf(control.key);
+    const finds = word => text.includes(word) || word.startsWith(control.key.toLowerCase() + ".");
+    row.hidden = words.length ? !words.every(finds) : control.rare && !(control.key in state.settings);
   }
   for (const group of document.querySelectorAll(".group")) group.hidden = !group.querySelector(".control:not([hidden])");
+  by("no-setting").hidden = Boolean(document.querySelector(".control:not([hidden])"));
 }
+
+const dim = (ids, isOld) => ids.forEach(id => by(id).classList.toggle("old", isOld));
+const RESULTS = ["verdict-lines", "tile-ttft", "tile-goodput", "tile-limit", "pictures"], RATES = ["tile-load", "rates-part"];
 
 // An error appears at the control of its key, or of the section above it.
 function showError(error) {
   for (const place of document.querySelectorAll(".error")) place.hidden = true;
   for (const place of document.querySelectorAll(".wrong")) place.classList.remove("wrong");
-  by("pictures").classList.toggle("old", Boolean(error));
   if (!error) return;
+  dim([...RESULTS, ...RATES], true);
   let key = error.key, place = null;
   if (key === "subject_to" || key === "metric" || key === "page") {
     place = by("terms-error");
@@ -163,7 +163,11 @@ function showError(error) {
 }
 
 // ---- runs ----
-function change() {
+function change(key = "") {
+  const now = JSON.stringify(state), isMove = key && key === lastKey && performance.now() - changedAt < SAME_MOVE;
+  if (last && now !== last && !isMove) past.push(last);
+  [last, lastKey] = [now, key];
+  showUndo();
   changes += 1;
   changedAt = performance.now();
   root.dataset.changes = changes;
@@ -171,6 +175,19 @@ function change() {
   saveUrl();
   next();
 }
+
+function showUndo() {
+  by("undo").disabled = !past.length;
+  by("reset").disabled = JSON.stringify(state) === JSON.stringify(first.state);
+}
+
+function goTo(text) {
+  state = JSON.parse(text);
+  load();
+}
+by("undo").addEventListener("click", () => { const before = past.pop(); last = ""; goTo(before); });
+by("reset").addEventListener("click", () => goTo(JSON.stringify(first.state)));
+by("knee").addEventListener("click", () => { state.at_knee = true; change(); });
 
 // One answer at a time. A change waits for the picture of the run before it, but not for a slow one.
 function next() {
@@ -186,6 +203,8 @@ function next() {
 async function start() {
   const mine = { number: changes, changedAt, started: performance.now(), drawn: false, controller: new AbortController() };
   flight = mine;
+  messages = {};
+  dim([...RESULTS, ...RATES], true);
   by("progress").classList.remove("idle");
   by("progress-text").textContent = "";
   by("part").removeAttribute("value");
@@ -223,14 +242,26 @@ async function* lines(body) {
 }
 
 const handlers = {
+  labels(message) { ({ labels } = message); showPins(); },
+  knee({ key, text, ticks }) { // the rate that the server found is a setting, and no change of the user
+    const isFirst = last === JSON.stringify(first.state);
+    state.settings[key] = text;
+    state.at_knee = false;
+    changed.push(key);
+    last = JSON.stringify(state);
+    if (isFirst) first.state = JSON.parse(last);
+    const control = controls.find(control => control.key === key);
+    if (control) rowOf(key).replaceWith(renderControl(Object.assign(control, { text, ticks })));
+    showUndo();
+    saveUrl();
+  },
   applied({ settings }) { // keys that follow from others, for example the seconds of a workload from its rate
     for (const [key, text] of Object.entries(settings)) {
       const input = by("c-" + key);
       if (input && !(key in state.settings) && input !== document.activeElement) input.value = text;
     }
   },
-  progress({ part, ended, planned }, mine) {
-    if (!mine.drawn) by("pictures").classList.add("old");
+  progress({ part, ended, planned }) {
     by("part").value = part;
     by("progress-text").textContent = `run ${Math.min(ended + 1, planned)} of ${planned}`;
   },
@@ -242,10 +273,9 @@ const handlers = {
   },
   async picture(message, mine) {
     showError(null);
-    showTable(message);
-    by("notes").replaceChildren(...message.notes.map(text => make("li", { textContent: text })));
-    const isTime = figure => figure.id === "time-breakdown";
-    await Promise.all([drawCharts(by("time"), message.charts.filter(isTime)), drawCharts(by("charts"), message.charts.filter(figure => !isTime(figure)))]);
+    messages.picture = message;
+    await results.picture(message);
+    dim(RESULTS, false);
     if (!mine.drawn) {
       mine.drawn = true;
       root.dataset.shown = mine.number;
@@ -253,16 +283,15 @@ const handlers = {
       if (mine.number !== changes) next();
     }
   },
-  verdict({ better, text, limits, pairs }) {
-    const heads = { current: "Current is better", baseline: "Baseline is better" };
-    by("better").textContent = heads[better] ?? (text ? "No significant difference" : "No baseline: pin one to compare");
-    by("verdict-text").textContent = `${text} ${pairs}`;
-    by("verdict-limits").textContent = limits;
-    by("verdict").className = "card result" + ({ current: " won", baseline: " lost" }[better] ?? "");
+  verdict(message) {
+    messages.verdict = message;
+    results.verdict(message);
+    dim(RESULTS.slice(1), message.better === "refused"); // the simulated numbers of a server that does not start
   },
-  async rates({ charts, caption }) {
-    await drawCharts(by("rates"), charts);
-    by("rates-caption").textContent = caption;
+  async rates(message) {
+    messages.rates = message;
+    await results.rates(message);
+    dim(RATES, messages.verdict?.better === "refused");
   },
   done() {},
 };
@@ -273,63 +302,13 @@ by("stop").addEventListener("click", () => {
   if (mine) finish(mine, "stopped");
 });
 
-// ---- results ----
-function coloured(element, number) {
-  element.style.setProperty("--colour", `var(--${first.colours[number]})`);
-  return element;
-}
-
-function showTable({ table, columns, requests }) {
-  const head = columns.map(number => coloured(make("th", { textContent: first.names[number] }), number));
-  const body = table.map(row => {
-    const values = row.cells.map(cell => cell.value).filter(value => value !== null);
-    const best = row.goal === "min" ? Math.min(...values) : Math.max(...values), differ = Math.max(...values) - Math.min(...values) > first.indifference * Math.abs(best);
-    return make("tr", {}, make("th", { textContent: row.metric }), ...row.cells.map(cell => make("td", {
-      textContent: cell.text, className: differ && cell.value === best ? "best" : "", dataset: { metric: row.metric, value: cell.value },
-    })));
-  });
-  by("metrics").replaceChildren(make("thead", {}, make("tr", {}, make("th", { textContent: `${requests.toLocaleString("en")} requests, one run` }), ...head)), make("tbody", {}, ...body));
-}
-
-function drawCharts(place, figures) {
-  const ids = figures.map(figure => figure.id);
-  for (const old of [...place.children]) if (!ids.includes(old.dataset.id)) old.remove();
-  return Promise.all(figures.map(figure => {
-    let plot = place.querySelector(`[data-id="${CSS.escape(figure.id)}"] .plot`);
-    if (!plot) {
-      plot = make("div", { className: "plot" });
-      place.append(make("figure", { dataset: { id: figure.id } }, make("h3", { textContent: figure.title }), plot));
-    }
-    charts[figure.id] = { plot, figure };
-    return draw(plot, figure);
-  }));
-}
-
-function draw(plot, figure) {
-  const showlegend = figure.id === "time-breakdown";
-  const beside = Math.max(HEIGHT.usual, by("metrics").offsetHeight - 38);
-  const height = showlegend ? beside : HEIGHT[figure.id.split("-")[0]] ?? HEIGHT.usual;
-  const layout = layoutOf(figure); // fixed margins and few ticks: a chart takes Plotly 20 ms instead of 27
-  Object.assign(layout.xaxis, { automargin: false, nticks: 5 });
-  Object.assign(layout.yaxis, { automargin: false, nticks: 4 });
-  Object.assign(layout.margin, { l: showlegend ? 72 : 60, r: 12, b: 42, t: Math.max(10, layout.margin.t) });
-  if (showlegend) layout.width = plot.clientWidth; // the table beside it changes its width
-  return Plotly.react(plot, colour(figure.data), { ...layout, height, showlegend }, config);
-}
-
-function redraw() {
-  for (const { plot, figure } of Object.values(charts)) if (plot.isConnected) draw(plot, figure);
-}
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-addEventListener("resize", redraw);
-
 // ---- pinned scenarios and terms ----
 function showPins() {
   by("pins").replaceChildren(...[state, ...state.pins].map((pin, index) => {
-    const item = coloured(make("li", {}, make("b", { textContent: first.names[index] }), make("span", { textContent: describe(pin) })), index);
+    const item = pinItem(labels[index] ?? "", index);
     if (index) {
       item.append(button("use", () => { Object.assign(state, { start: pin.start, settings: { ...pin.settings } }); return loadControls(); }));
-      item.append(button("remove", () => { state.pins.splice(index - 1, 1); }));
+      item.append(button("remove", () => { state.pins.splice(index - 1, 1); labels.splice(index, 1); }));
     }
     return item;
   }));
@@ -342,17 +321,10 @@ function button(text, action) {
   return made;
 }
 
-// The settings of a scenario in short; requests and SLO are those of the controls for all.
-function describe(pin) {
-  const own = Object.entries(pin.settings).filter(([key]) => !first.shared.includes(key.split(".")[0]));
-  const words = own.map(([key, text]) => `${key.split(".").pop()}=${text}`).join(", ");
-  return [pin.start || first.file, words].filter(Boolean).join(": ");
-}
-
 const pinned = () => ({ start: state.start, settings: { ...state.settings } });
 by("pin-baseline").addEventListener("click", () => { state.pins[0] = pinned(); change(); });
 by("pin-variant").addEventListener("click", () => { state.pins.push(pinned()); change(); });
-by("metric").append(...first.metrics.map(name => make("option", { value: name, textContent: name || "what fits the load" })));
+by("metric").append(...Object.entries({ "": "what fits the load", ...first.metrics }).map(([value, textContent]) => make("option", { value, textContent, title: value })));
 const terms = { // how the text of a field becomes its value
   metric: text => text,
   replications: text => Number.isInteger(Number(text)) ? Number(text) : text,
@@ -384,6 +356,20 @@ by("copy-close").addEventListener("click", () => by("copy").close());
 by("copy-now").addEventListener("click", async () => {
   try { await navigator.clipboard.writeText(by("copy-text").textContent); by("copy-now").textContent = "Copied"; }
   catch { getSelection().selectAllChildren(by("copy-text")); by("copy-now").textContent = "Press Ctrl+C"; }
+});
+
+// ---- save ----
+by("save").addEventListener("click", async () => {
+  try {
+    const texts = await (await post("copy", { state })).json(), date = new Date().toISOString().slice(0, 16).replace("T", " ") + " UTC";
+    const { names, colours, indifference } = first, shown = Object.values(messages);
+    const content = JSON.stringify({ names, colours, indifference, labels, texts, date, messages: shown }).replaceAll("<", "\\u003c");
+    const empty = await (await fetch("saved.html")).text();
+    const text = empty.replace(/(id="first">)null(?=<)/, (_, start) => start + content);
+    const link = make("a", { href: URL.createObjectURL(new Blob([text], { type: "text/html" })), download: "explore.html" });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+  } catch (error) { showError({ key: "", text: error.message }); }
 });
 
 async function load() {
