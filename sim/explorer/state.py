@@ -327,7 +327,7 @@ def device_defaults(preset: str, profile: Any) -> dict[str, Any]:
     """Return the settings that the server of a preset chooses by the device of a profile."""
     found = [tuning for tuning in tunings().values() if tuning.preset == preset]
     with suppress(BadInput):  # of the profile: reported at its control
-        return dict(found[0].defaults(about_profile(profile))) if found else {}
+        return dict(found[0].defaults(about_profile(profile), ())) if found else {}
     return {}
 
 
