@@ -29,7 +29,7 @@ ENGINE = {
     "num_blocks": 64, "block_size": 4, "host_blocks": 8, "max_model_len": 256, "max_generate_length": 64,
     "data_parallel_size": 1,
     "prefill_buckets": [16, 32], "decode_buckets": [2, 4], "front_end": {"lag": 2, "seconds": 0.1, "per_request": 0.01},
-    "client_timeout": 5.0, "empty_step": 0.001, "cold_start": {"prefill": 0.1, "decode": 0.1},
+    "client_timeout": 5.0, "client_delay": 0.001, "empty_step": 0.001, "cold_start": {"prefill": 0.1, "decode": 0.1},
 }  # fmt: skip
 ARRIVALS: list[Tree] = [
     {"kind": "constant", "rate": 5.0},
