@@ -30,7 +30,7 @@ ENGINE = {
     "data_parallel_size": 1,
     "prefill_buckets": [16, 32], "decode_buckets": [2, 4], "front_end": {"lag": 2, "seconds": 0.1, "per_request": 0.01,
     "per_token": 1e-6},
-    "client_timeout": 5.0, "empty_step": 0.001, "cold_start": {"prefill": 0.1, "decode": 0.1},
+    "client_timeout": 5.0, "client_delay": 0.001, "empty_step": 0.001, "cold_start": {"prefill": 0.1, "decode": 0.1},
 }  # fmt: skip
 ARRIVALS: list[Tree] = [
     {"kind": "constant", "rate": 5.0},

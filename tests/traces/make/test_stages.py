@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from servesim.config.scenario import scenario_from
+from servesim.config.scenario import CLIENT_DELAY_S, scenario_from
 from servesim.runs.simulate import simulate
 from servesim.traces.make.synth import synthesise
 from servesim.traces.make.workload import longer_workload
@@ -53,8 +53,8 @@ def test_concurrency_is_the_number_of_open_requests() -> None:
     events = sorted([(r.sent, 1) for r in requests] + [(r.client_end, -1) for r in requests])
     open_now = np.cumsum([change for _, change in events])
     assert open_now.max() == 6
-    ends = {r.client_end for r in requests}
-    assert all(r.sent in ends for r in requests[6:])  # a request starts when another one ends
+    next_sent = {r.client_end + CLIENT_DELAY_S for r in requests if r.client_end is not None}
+    assert all(r.sent in next_sent for r in requests[6:])  # a request starts when another one has ended
     last_start = max(r.sent for r in requests)
     assert sum(r.client_end > last_start for r in requests) >= 5  # the server stays full until the last one is sent
 
