@@ -71,6 +71,8 @@ def check_term(name: str, default: Any, value: Any, where: str) -> Any:
         return value
     if isinstance(default, float):
         return check_number(value, where, maximum=1.0 if name in FRACTIONS else MAX_COST)
+    if isinstance(default, int):
+        return check_buckets([value], where)[0]
     if not default:
         return check_buckets(value, where) if value else ()
     points = check_points(value, 3 if name == "rows" else 2, where)
