@@ -13,7 +13,7 @@ import numpy as np
 
 BLOCK = 16  # tokens
 BLOCKS = 6000  # 48 GB of KV cache for a 7B model
-MANY_ROWS = (320, 384, 448, 512)  # further padding buckets of a session with --rows 512
+MANY_ROWS = (320, 384, 512)  # further padding buckets of a session with --rows 512
 
 STOCK: dict[str, Any] = {"name": "llm-serving", "decode_batch": 128, "prefill_batch": 1}
 V1: dict[str, Any] = {"name": "vllm-v1", "max_num_seqs": 128, "async_scheduling": False}
