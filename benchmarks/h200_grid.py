@@ -1,6 +1,6 @@
 """Measure step times of several models on a GPU, over a wider grid than a probe: many rows, long and unequal contexts.
 
-    python benchmarks/h200_grid.py main|law OUT
+python benchmarks/h200_grid.py main8|main7|law OUT
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ importlib.import_module("worker").find_packages()
 worker = importlib.import_module("servesim.calibrate.device.worker")
 measure = importlib.import_module("servesim.calibrate.probe.measure")
 grid = importlib.import_module("servesim.calibrate.probe.grid")
-models = importlib.import_module("servesim.costs.model_arithmetic")
+PUBLIC = importlib.import_module("servesim.costs.public_models").PUBLIC_MODELS
 table = importlib.import_module("servesim.files.step_table")
 Point = grid.Point
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 BUCKETS = [r for r in ROWS if r <= 512]
 CONTEXTS = (16, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131000)
-LONG: dict = {}  # point -> (long context) of its first decode row
+PROMPTS = (1, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288,
+           16384)  # fmt: skip
 
 
 def log_uniform(rng, low, high):
@@ -37,6 +38,14 @@ def log_uniform(rng, low, high):
 def main_grid(length, tokens, seed=0):
     """`length`: longest sequence; `tokens`: most cached tokens of a step."""
     rng = random.Random(f"grid {seed}")
+    points = decodes(length, tokens, rng) + prefills(length, rng) + mixed_steps(length, tokens, rng)
+    points += [Point("swap", blocks=n) for n in (1, 4, 16, 64, 256)]
+    points += [Point("busy", decoding=rows, context=128) for rows in (1, 8, 32)]
+    return list(dict.fromkeys(points))
+
+
+def decodes(length, tokens, rng):
+    """Equal contexts, one long context among short ones, and random ones."""
     points = []
     for rows in ROWS:
         points += [Point("decode", decoding=rows, context=c) for c in CONTEXTS if c < length and rows * c <= tokens]
@@ -52,40 +61,64 @@ def main_grid(length, tokens, seed=0):
         rows = log_uniform(rng, 1, 1024)
         context = log_uniform(rng, 16, max(17, min(length - 1, tokens // rows)))
         points.append(Point("decode", decoding=rows, context=context, spread=rng.choice((0.0, 0.7, 1.2))))
-    prompts = (1, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
+    return points
+
+
+def prefills(length, rng):
+    """Whole prompts, chunks after cached tokens, and random ones."""
+    points = []
     for rows in (1, 2, 4, 8, 16):
-        points += [Point("prefill", rows, n // rows) for n in prompts if n // rows <= length - 1 and (rows == 1 or n >= 8 * rows)]
-    points += [Point("prefill", 1, t, c) for t in (64, 256, 512, 2048, 8192) for c in (128, 512, 1536, 4096, 16384, 65536, 120000)
-               if t + c < length and t * c <= 1.2e8]
+        points += [
+            Point("prefill", rows, n // rows)
+            for n in PROMPTS
+            if n // rows <= length - 1 and (rows == 1 or n >= 8 * rows)
+        ]
+    points += [
+        Point("prefill", 1, t, c)
+        for t in (64, 256, 512, 2048, 8192)
+        for c in (128, 512, 1536, 4096, 16384, 65536, 120000)
+        if t + c < length and t * c <= 1.2e8
+    ]
     for _ in range(90):
         rows = log_uniform(rng, 1, 16)
         t = log_uniform(rng, 2, max(2, min(length - 1, 8192 // rows)))
         points.append(Point("prefill", rows, t, spread=0.7 if rows > 1 and rng.random() < 0.7 else 0.0))
+    return points
+
+
+def mixed_steps(length, tokens, rng):
+    """Prompt chunks and decodes."""
+    points = []
     chunks = [(1, t, c) for t in (32, 128, 192, 256, 400, 512, 1024, 2048, 4096, 7168) for c in (0, 512, 4096)]
     chunks += [(4, 32, 0), (3, 64, 0), (2, 128, 256), (2, 448, 0), (4, 512, 0), (8, 256, 0)]
-    decodes = ((4, 128), (32, 128), (48, 600), (96, 512), (248, 512), (504, 128), (504, 1024), (1016, 128), (1016, 512))
+    others = ((4, 128), (32, 128), (48, 600), (96, 512), (248, 512), (504, 128), (504, 1024), (1016, 128), (1016, 512))
     for rows, t, c in chunks:
-        picked = decodes if t in (32, 256, 512, 2048) and c in (0, 512) else rng.sample(decodes, 3)
+        picked = others if t in (32, 256, 512, 2048) and c in (0, 512) else rng.sample(others, 3)
         points += [Point("mixed", rows, t, c, d, x) for d, x in picked if d * x <= tokens and t + c < length]
     for _ in range(160):
         rows = log_uniform(rng, 1, 8)
         t = log_uniform(rng, 2, max(2, min(length - 1, 8192 // rows)))
         d = log_uniform(rng, 1, 1016)
         x = log_uniform(rng, 16, max(17, min(length - 1, 8192, tokens // d)))
-        points.append(Point("mixed", rows, t, rng.choice((0, 0, 0, 1024)) if t + 1024 < length else 0, d, x, 0, rng.choice((0.0, 0.7))))
-    points += [Point("swap", blocks=n) for n in (1, 4, 16, 64, 256)]
-    points += [Point("busy", decoding=rows, context=128) for rows in (1, 8, 32)]
-    return list(dict.fromkeys(points))
+        cached = rng.choice((0, 0, 0, 1024)) if t + 1024 < length else 0
+        points.append(Point("mixed", rows, t, cached, d, x, 0, rng.choice((0.0, 0.7))))
+    return points
 
 
 def law_grid(length, tokens, seed=0):
-    points = [Point("decode", decoding=r, context=c) for r in (1, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
-              for c in (16, 512, 2048) if r * c <= tokens]
+    points = [
+        Point("decode", decoding=r, context=c)
+        for r in (1, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
+        for c in (16, 512, 2048)
+        if r * c <= tokens
+    ]
     points += [Point("decode", decoding=r, context=c) for r, c in ((1, 16384), (8, 16384), (32, 8192))]
     points += [Point("prefill", 1, n) for n in (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)]
     points += [Point("prefill", 4, n) for n in (32, 128, 512, 1024)]
     points += [Point("prefill", 1, t, c) for t, c in ((512, 4096), (2048, 4096), (512, 16384))]
-    points += [Point("mixed", 1, t, 0, d, x) for t in (32, 128, 448, 1024, 2048) for d, x in ((8, 512), (64, 512), (248, 512))]
+    points += [
+        Point("mixed", 1, t, 0, d, x) for t in (32, 128, 448, 1024, 2048) for d, x in ((8, 512), (64, 512), (248, 512))
+    ]
     return points
 
 
@@ -105,8 +138,15 @@ STARTED = time.monotonic()
 def shard(name, degree):
     """One of the tensor-parallel parts of a model, without its all-reduces."""
     m = PUBLIC[name]
-    return dataclasses.replace(m, name=f"{name}-tp{degree}", heads=m.heads // degree, kv_heads=max(1, m.kv_heads // degree),
-                               intermediate=m.intermediate // degree, vocab=m.vocab // degree, head=m.head_size)
+    return dataclasses.replace(
+        m,
+        name=f"{name}-tp{degree}",
+        heads=m.heads // degree,
+        kv_heads=max(1, m.kv_heads // degree),
+        intermediate=m.intermediate // degree,
+        vocab=m.vocab // degree,
+        head=m.head_size,
+    )
 
 
 def session(model, blocks, budget, points, out, options=None, extras=True, host_blocks=256):
@@ -119,42 +159,50 @@ def session(model, blocks, budget, points, out, options=None, extras=True, host_
     if not extras:
         measure.measure_sampling = lambda *args: measure.Medians()
         measure.measure_power = lambda *args: None
-    report = lambda r: print(label, f"{r['known']}/{r['points']} {r['samples']} samples {r['failed']} failed {r['left']:.0f} s left", flush=True) if r["round"] % 3 == 0 and r["left"] % 20 < 1.5 else None
+
+    def report(r):
+        if r["round"] % 3 == 0 and r["left"] % 20 < 1.5:
+            counts = f"{r['known']}/{r['points']} {r['samples']} samples {r['failed']} failed"
+            print(label, counts, f"{r['left']:.0f} s left", flush=True)
+
     result = measure.run(backend, {"budget": budget, "precision": 0.004, "max_rows": 512, "max_tokens": 8192}, report)
     table.write_steps(Path(out, f"{label}.csv"), measure.COLUMNS, result["rows"])
-    about = {**result["about"], "power": result["power"], "sampling_medians": result["sampling"], "failed": len(result["failed"])}
+    about = {
+        **result["about"],
+        "power": result["power"],
+        "sampling_medians": result["sampling"],
+        "failed": len(result["failed"]),
+    }
     Path(out, f"{label}.json").write_text(json.dumps(about, default=str))
-    print(label, "known", result["known"], "of", result["points"], "failed", len(result["failed"]), "seconds", round(time.monotonic() - start, 1), flush=True)
+    print(
+        label,
+        "known",
+        result["known"],
+        "of",
+        result["points"],
+        "failed",
+        len(result["failed"]),
+        "seconds",
+        round(time.monotonic() - start, 1),
+        flush=True,
+    )
     backend.loaded = None
     backend.graphs, backend.host = {}, []
     del backend
     gc.collect()
     import torch
+
     torch.cuda.empty_cache()
 
 
 def pack(out):
     import tarfile
+
     with tarfile.open(Path(out, f"grid-{sys.argv[1]}.tar.gz"), "w:gz") as tar:
         for path in sorted([*Path(out).glob("*.csv"), *Path(out).glob("*.json")]):
             tar.add(path, path.name)
     for path in [*Path(out).glob("*.csv"), *Path(out).glob("*.json")]:
         path.unlink()
-
-
-def public():
-    sys.modules.setdefault("yaml", type(sys)("yaml"))
-    spec = {}
-    text = (HERE / "sim/costs/public_models.py").read_text()
-    scope: dict = {}
-    exec("TABLE = {" + text.split("TABLE: dict[str, tuple[int, ...]] = {")[1].split("\n}\n")[0] + "\n}", scope)
-    names = ("layers", "hidden", "heads", "kv_heads", "intermediate", "vocab", "context", "head", "experts", "experts_per_token", "shared")
-    for name, sizes in scope["TABLE"].items():
-        spec[name] = models.Model(name=name, dtype="bfloat16", **dict(zip(names, sizes)))
-    return {**models.MODELS, **spec}
-
-
-PUBLIC = public()
 
 
 def main():
@@ -176,10 +224,17 @@ def main():
                 model = dataclasses.replace(model, context=32768)
                 session(model, blocks, 16, law_grid(32768, 1_000_000), out, options, extras=False)
         else:  # a check on the CPU
-            m = models.MODELS["micro"]
+            m = PUBLIC["micro"]
             m = dataclasses.replace(m, heads=2, kv_heads=1, head=32)
             measure.PHASE_S = 0.1
-            session(m, 40, 3, [p for p in law_grid(400, 600) if p.context < 400 and p.tokens + p.cached < 400 and p.decoding < 20], out, extras=False)
+            session(
+                m,
+                40,
+                3,
+                [p for p in law_grid(400, 600) if p.context < 400 and p.tokens + p.cached < 400 and p.decoding < 20],
+                out,
+                extras=False,
+            )
     finally:
         pack(out)
         print("seconds", round(time.monotonic() - STARTED, 1))

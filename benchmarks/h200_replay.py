@@ -45,6 +45,7 @@ def main() -> int:
     parser.add_argument("--device", help="cuda, cuda:1 or cpu (default: cuda if there is one)")
     parser.add_argument("--model", default="llama2-7b")
     parser.add_argument("--blocks", type=int, default=BLOCKS)
+    parser.add_argument("--rows", type=int, default=128, help="most rows of a calibrated step (default 128; 512: many)")
     parser.add_argument("--slices", type=int, default=15, help="calibration slices in the session (default 15)")
     parser.add_argument("--no-in-situ", action="store_true", help="fit only the probe samples, without served steps")
     parser.add_argument("--workloads", nargs="+", default=DEFAULT_WORKLOADS, choices=list(WORKLOADS))

@@ -1,7 +1,8 @@
 """Runs of BLIS's validation set, predicted with profiles that `sim calibrate derive` computes.
 
-All step times come from the bundled profile of Llama-2-7B on an H200, which we measured. One training run of the set
-(Llama-2-7B, H100) gives the seconds of the front end; no other figure of the set is used.
+All step times come from the bundled profiles of Llama-2-7B and, for models with grouped heads, of Llama-3.1-8B on an
+H200, which we measured. One training run of the set (Llama-2-7B, H100) gives the seconds of the front end; no other
+figure of the set is used.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from servesim.config.memory import MemoryBudget
 from servesim.costs.derivation import Setting, derive_profile, setting_of
 from servesim.costs.device_profile import load_profile, write_profile
 from servesim.costs.kv_memory import RESERVE, UTILISATION, device_memory, memory_of_profile
+from servesim.costs.named_profile import measured_for
 from servesim.costs.public_models import find_device, find_model
 
 SETS = {"validation": "derived profiles: blis-validation", "training": "derived profiles: training runs of BLIS"}
-SOURCE = "h200-llama2-7b"
 FRONT_END_RUN = "20260217-155451-llama-2-7b-tp1-codegen"  # of the training part
 FIGURES = {"e2e_mean_ms": ("E2E mean", "mean_e2el_ms"), "ttft_mean_ms": ("TTFT mean", "mean_ttft_ms"),
            "tpot_mean_ms": ("TPOT mean", "mean_tpot_ms")}  # fmt: skip
 PROMPTS, GROUPS, PAUSE, SPREAD = 100, 10, 5.0, 0.05  # prompts come round; seconds between stages; of prompt lengths
 # vLLM samples as generation_config.json of the model says: these models ask for top-p.
 TOP_P = ("Llama-2", "Llama-3", "Llama-4", "Qwen")
-CALIBRATED = "Llama-2-7B on an H200; front end of one run of Llama-2-7B on an H100"
+CALIBRATED = "Llama-2-7B and Llama-3.1-8B on an H200; front end of one run of Llama-2-7B on an H100"
 ASSUMED = (
     "Poisson arrivals; 100 prompts that come round; asynchronous scheduling and prefix caching on; KV blocks from the "
     "memory of the device where they are not published; top-p sampling where the model asks for it"
@@ -92,7 +93,7 @@ def factors_of_others(path: Path) -> dict[str, dict[str, dict[str, float]]]:
 
 def simulate(run: Mapping[str, str], front_end: float) -> dict[str, float]:
     """Derive the profile of a run, simulate it, and return its metrics."""
-    source = load_profile(SOURCE)
+    source = load_profile(measured_for(run))
     old = setting_of(source)
     dtype = "float8" if run["precision"] == "FP8" else old.dtype
     new = Setting(find_model(run["model"]), find_device(run["hardware"]), dtype, int(run["tp"]))

@@ -108,7 +108,7 @@ def cost_of(series: Series, times: Sequence[Mapping[str, str]]) -> PartsCost:
     decode = [seconds[n] + head[n] + new.exchange(n) for n in POINTS]
     return PartsCost(
         prefill=replace(derived.prefill, tokens=rising(prefill), row=0.0, buckets=()),
-        decodes=replace(derived.decodes, rows=rising(decode), live=0.0, rounded=False),
+        decodes=replace(derived.decodes, rows=rising(decode), live=0.0, buckets=()),
         mixed=MixedPart(context=derived.decodes.context),
     )
 

@@ -16,11 +16,13 @@ import tarfile
 import time
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from replay_settings import (
     BLOCK,
     CALIBRATION_SETTINGS,
+    MANY_ROWS,
+    MANY_SETTINGS,
     SETTINGS,
     draw_contents,
     draw_requests,
@@ -33,7 +35,7 @@ ARCHIVE = "h200_replay.tar.gz"
 WARM_UP = 48  # requests
 FIRST_SERVED_POINT = 100_000  # point numbers from here on are served steps, not probe points
 HOST_BLOCKS = 256  # swap space of the probe
-GRID = {"max_rows": 128, "max_tokens": 4096, "max_seq_len": 2048}
+GRID = {"max_tokens": 4096, "max_seq_len": 2048}
 
 
 class Recorder:
@@ -67,7 +69,12 @@ class ReplaySession:
         from servesim.calibrate.probe.measure import Probe
 
         self.backend, self.model, self.args = backend, model, args
-        options = {**GRID, "rounds": 1, "precision": 0.0, "budget": 1e9}
+        rows = getattr(args, "rows", 128)
+        self.calibration = (
+            ("many-calibration", MANY_SETTINGS[:1]) if rows > 128 else ("calibration", CALIBRATION_SETTINGS)
+        )
+        self.batch, self.warm_up = rows, WARM_UP if rows <= 128 else rows
+        options = {**GRID, "max_rows": rows, "rounds": 1, "precision": 0.0, "budget": 1e9}
         self.probe = Probe(backend, options, lambda _: None)
         self.served: list[dict[str, Any]] = []  # steps of the calibration workloads
         self.hosts: list[Any] = []
@@ -80,14 +87,16 @@ class ReplaySession:
         self.probe.run()
         gc.enable()
         if not self.args.no_in_situ:
-            self._serve(CALIBRATION_SETTINGS[self.slices % len(CALIBRATION_SETTINGS)], self.slices)
+            settings = self.calibration[1]
+            self._serve(settings[self.slices % len(settings)], self.slices)
         self.slices += 1
 
     def _serve(self, setting: str, slice_index: int) -> None:
         from servesim.calibrate.probe.host_overhead import overhead_samples
         from servesim.files.step_table import model_call
 
-        rows = self.run(setting, "calibration", self.requests("calibration", slice_index), 0)["told"]["calls"]
+        workload = self.calibration[0]
+        rows = self.run(setting, workload, self.requests(workload, slice_index), 0)["told"]["calls"]
         calls = [model_call(row) for row in rows]
         self.hosts += overhead_samples(calls)
         for call in calls:
@@ -106,19 +115,20 @@ class ReplaySession:
         writer.writerows([*self.probe.rows, *self.served])
         return file.getvalue()
 
-    def run(self, setting: str, workload: str, requests: list[list[Any]], warm_up: int = WARM_UP) -> dict[str, Any]:
+    def run(
+        self, setting: str, workload: str, requests: list[list[Any]], warm_up: Optional[int] = None
+    ) -> dict[str, Any]:
         """Run one setting live; return its arguments and its result (key `told`, part of the archive format)."""
         from servesim.calibrate.live.replay_job import replay
 
-        engine_config = engine(setting, workload)
         args = {
             "policy": SETTINGS[setting]["policy"],
-            "engine": {**engine_config, "num_blocks": min(self.args.blocks, engine_config["num_blocks"])},
+            "engine": engine(setting, workload, self.args.blocks),
             "requests": requests,
             "seed": 0,
             "vocab": self.model.vocab,
             "context": self.model.context,
-            "warm_up": warm_up,
+            "warm_up": self.warm_up if warm_up is None else warm_up,
         }
         return {"setting": setting, "workload": workload, "args": args, "told": replay(self.backend, args)}
 
@@ -127,7 +137,7 @@ class ReplaySession:
         rows = draw_contents(workload, draw_requests(workload, slice_index)[: self.args.limit])
         prompt = sum(row[2] for row in rows) / len(rows)
         output = sum(row[3] for row in rows) / len(rows)
-        batch = min(128, self.args.blocks * BLOCK // int(prompt + output))
+        batch = min(self.batch, self.args.blocks * BLOCK // int(prompt + output))
         decode = self._time_step(batch, 1, int(prompt + output / 2)) / batch
         seconds = self._time_step(1, int(prompt), 0) + output * decode
         scale = seconds / offered_load(workload, slice_index, setting)  # seconds per request
@@ -151,19 +161,20 @@ class ReplaySession:
 
 def measure(args: argparse.Namespace) -> int:
     """Run every setting live, with calibration slices between the runs, and record everything."""
-    from servesim.calibrate.device.backend import MODELS
-    from servesim.calibrate.device.torch.backend import TorchBackend
+    from servesim.calibrate.device.torch.backend import ROW_BUCKETS, TorchBackend
+    from servesim.costs.public_models import PUBLIC_MODELS
 
     start = time.perf_counter()
-    model = MODELS[args.model]
-    backend = TorchBackend(args.device)
+    model = PUBLIC_MODELS[args.model]
+    backend = TorchBackend(args.device, row_buckets=[*ROW_BUCKETS, *(rows for rows in MANY_ROWS if rows <= args.rows)])
     backend.load(model, args.blocks + 1, BLOCK, HOST_BLOCKS)
     recorder = Recorder(Path(args.out))
     about = {**backend.describe(), "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
     recorder.put("about.json", about)
     print_progress(start, f"loaded {args.model}")
     session = ReplaySession(backend, model, args)
-    session.run("stock", "calibration", session.requests("calibration"))  # warms up the GPU; the result is discarded
+    workload, settings = session.calibration
+    session.run(settings[0], workload, session.requests(workload))  # warms up the GPU; the result is discarded
     todo = runs(args.workloads, args.settings)
     requests: dict[Any, list[list[Any]]] = {}  # settings with the same load have the same requests
     for workload, setting, _ in todo:

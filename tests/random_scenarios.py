@@ -109,7 +109,8 @@ def random_cost(rng: random.Random, kind: str) -> dict[str, Any]:
         more = {"prefill": 0.003, "prefill_square": 1e-6, "prefill_cross": 2e-6, "decode_step": 1, "decode_live": 1e-4}
         return {**terms, **{name: value for name, value in more.items() if rng.random() < 0.4}}
     prefill: dict[str, Any] = {"tokens": [[1, 0.004], [32, 0.011], [128, 0.05]]}
-    decode = {"rows": [[1, 0.006], [8, 0.01, 1e-7], [32, 1, 1e-6]], "rounded": rng.random() < 0.5}
+    buckets = [1, 8, 32] if rng.random() < 0.5 else []
+    decode = {"rows": [[1, 0.006], [8, 0.01, 1e-7], [32, 1, 1e-6]], "buckets": buckets}
     more = {"row": 0.001, "square": 1e-6, "cross": 1e-6, "cross_root": 1e-5, "paged_square": 1e-7}
     more |= {"padded_square": 1e-7, "buckets": [16, 48, 96]}
     prefill |= {name: value for name, value in more.items() if rng.random() < 0.4}

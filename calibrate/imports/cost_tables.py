@@ -2,11 +2,13 @@
 
 LLMServingSim's profiler writes a layer profile as CSV files, in microseconds of each layer: `dense` has the layers by
 tokens, `per_sequence` those by sequences, `attention` the attention of one layer by prefill chunk, cached tokens before
-it, decoding rows and their context; `moe` the experts by tokens and activated experts.
+it, decoding rows and their context; `moe` the experts by tokens and activated experts. In the folder tpN they are those
+of one of N devices, without the exchange between them, which follows from the link.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from servesim.core import BadInput
 from servesim.core.limits import MAX_NUMBER
+from servesim.costs.derivation import all_reduce
 from servesim.costs.device_profile import write_profile
 from servesim.costs.imported_tables import (
     CONTEXT_STEP,
@@ -26,6 +29,8 @@ from servesim.costs.imported_tables import (
     layer_cost,
     load_vidur,
 )
+from servesim.costs.public_devices import device_of
+from servesim.costs.public_models import find_device, find_model
 from servesim.files.csv_rows import read_csv
 from servesim.files.write import check_new, replacing
 from servesim.files.yaml_reader import read_yaml
@@ -37,16 +42,23 @@ TWICE = ("layernorm",)  # before attention and before the MLP
 
 
 def import_layers(
-    source: Path, out: Path, layers: int, base: float = 0.0, experts: Optional[tuple[int, int]] = None
+    source: Path,
+    out: Path,
+    layers: int,
+    base: float = 0.0,
+    experts: Optional[tuple[int, int]] = None,
+    names: Optional[Mapping[str, str]] = None,
 ) -> LayerCost:
     """Convert a folder of layer times into a profile folder; return its cost model.
 
-    `experts`: the number of experts of a layer, and how many of them a token uses.
+    `experts`: the number of experts of a layer, and how many of them a token uses. `names`: `model` and `device`, if
+    meta.yaml does not have them.
     """
     check_new(out / "profile.yaml", "profile")
     folder = find_folder(source)
+    about = layers_meta(folder, names or {})
     tables = {
-        "tokens": token_table(folder, layers, experts),
+        "tokens": token_table(folder, layers, experts, about),
         "sequences": sum_curves(read_curves(find_table(folder, "per_sequence"), "sequences")),
         "attention": np.array(sorted(read_rows(find_table(folder, "attention"), ATTENTION))),
         "layers": np.array(layers),
@@ -55,7 +67,7 @@ def import_layers(
     with replacing(out / "tables.npz") as part, open(part, "wb") as file:
         tokens, sequences, attention, count = (tables[name] for name in ("tokens", "sequences", "attention", "layers"))
         np.savez_compressed(file, tokens=tokens, sequences=sequences, attention=attention, layers=count)
-    write_profile(out, layers_about(folder, out, tables, base), cost_keys("layers", base))
+    write_profile(out, layers_about(folder, out, tables, base, about), cost_keys("layers", base))
     return cost
 
 
@@ -83,7 +95,29 @@ def cost_keys(kind: str, base: float) -> dict[str, Any]:
     return {"kind": kind, "tables": "tables.npz", **({"base": base} if base else {})}
 
 
-def token_table(folder: Path, layers: int, experts: Optional[tuple[int, int]]) -> Array:
+def layers_meta(folder: Path, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the device, the model and the number of devices of layer times, as keys of a profile."""
+    meta = next((path for path in (folder / "meta.yaml", folder.parent / "meta.yaml") if path.is_file()), None)
+    found = read_yaml(meta) if meta is not None else {}
+    known = {"device": names.get("device") or found.get("gpu"), "model": names.get("model") or found.get("model")}
+    number = re.fullmatch(r"tp(\d{1,4})", folder.resolve().name)
+    degree = int(number[1]) if number is not None else 1
+    return {**{key: str(value) for key, value in known.items() if value}, "tensor_parallel": max(1, degree)}
+
+
+def exchange_curve(folder: Path, layers: int, tokens: Array, about: Mapping[str, Any]) -> Array:
+    """Return the microseconds of a step's exchanges between the devices, over tokens: two all-reduces per layer."""
+    where = f"{folder}: layer times have no exchange between {about['tensor_parallel']} devices"
+    if not {"model", "device"} <= set(about):
+        raise BadInput(f"{where}; set --model and --device to compute it from the link")
+    device = device_of(about) or find_device(about["device"], f"{where}: device")
+    if not device.link:
+        raise BadInput(f"{where}, and the link of {device.shown} is not in the table")
+    size = 2 * find_model(about["model"], f"{where}: model").hidden  # bytes of a token
+    return np.array([2e6 * layers * all_reduce(size * n, about["tensor_parallel"], device.link) for n in tokens])
+
+
+def token_table(folder: Path, layers: int, experts: Optional[tuple[int, int]], about: Mapping[str, Any]) -> Array:
     """Return the microseconds per step of all layers without attention, over tokens."""
     curves = []
     dense = read_curves(find_table(folder, "dense"), "tokens")
@@ -95,6 +129,9 @@ def token_table(folder: Path, layers: int, experts: Optional[tuple[int, int]]) -
             raise BadInput(f"{moe}: the model has experts; set --experts and --experts-per-token")
         tokens, times = expert_curve(read_rows(moe, ("tokens", "activated_experts", "time_us")), *experts)
         curves.append((tokens, times * layers))
+    if about["tensor_parallel"] > 1:
+        points = np.unique(np.concatenate([tokens for tokens, _ in curves]))
+        curves.append((points, exchange_curve(folder, layers, points, about)))
     return sum_curves(dict(enumerate(curves)))
 
 
@@ -155,18 +192,20 @@ def find_table(folder: Path, name: str, required: bool = True) -> Any:
     return found
 
 
-def layers_about(folder: Path, out: Path, tables: Mapping[str, Array], base: float) -> dict[str, Any]:
+def layers_about(
+    folder: Path, out: Path, tables: Mapping[str, Array], base: float, about: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the source and the measured range of a layer profile."""
-    meta = next((path for path in (folder / "meta.yaml", folder.parent / "meta.yaml") if path.is_file()), None)
-    about = read_yaml(meta) if meta is not None else {}
     attention = tables["attention"]
     decodes = attention[attention[:, 0] == 0]
+    degree = about["tensor_parallel"]
+    exchange = f", exchanges between {degree} devices computed from their link" if degree > 1 else ""
     return {
         "name": out.name,
-        "device": str(about["gpu"]) if "gpu" in about else None,
-        "model": str(about["model"]) if "model" in about else None,
-        "how": f"imported from {folder.name}: times of single layers, {int(tables['layers'])} layers; host time "
-        + (f"of {base:g} s per step added" if base else "is not part of it"),
+        **about,
+        "tensor_parallel": degree if degree > 1 else None,
+        "how": f"imported from {folder.name}: times of single layers, {int(tables['layers'])} layers{exchange}; host "
+        "time " + (f"of {base:g} s per step added" if base else "is not part of it"),
         "grid": {
             "prefill_tokens": [float(tables["tokens"][0, 0]), float(tables["tokens"][-1, 0])],
             "decode_rows": [1, float(decodes[:, 2].max())],

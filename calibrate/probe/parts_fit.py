@@ -165,7 +165,7 @@ class DecodeModel(LinearModel):
         points = sorted([*curve, *((x, interpolate(curve, x)) for x in missing)])
         live, context, root = (self.of_term(values, term) for term in ("live", "context", "context_root"))
         return replace(
-            cost, decodes=DecodePart(tuple(points), live, context, root, bool(self.buckets), self.context_step)
+            cost, decodes=DecodePart(tuple(points), live, context, root, tuple(self.buckets), self.context_step)
         )
 
 
@@ -179,6 +179,7 @@ class PrefillModel(LinearModel):
     curve_name = "tokens"
     overlap = 0.0
     floor = True  # as in MixedPart
+    width = 0  # as in PrefillPart
 
     def __init__(
         self, groups: Groups, buckets: Sequence[int], ratios: ModelRatios, decodes: DecodePart, one_pass: bool = True
@@ -197,7 +198,7 @@ class PrefillModel(LinearModel):
         columns = {
             "row": groups.column("prefill_rows"),
             "square": groups.column("squares"),
-            "cross": cross,
+            "cross": cross * np.maximum(1.0, self.width / np.maximum(groups.column("prefill_tokens"), 1)),
             "cross_root": np.sqrt(cross),
             "paged_square": np.where(cross > 0, groups.column("squares"), 0.0),
             "mixed.step": (decoding > 0).astype(float),
@@ -234,9 +235,9 @@ class PrefillModel(LinearModel):
 
     def apply(self, cost: PartsCost, values: Array) -> PartsCost:
         curve = tuple(self.curve(values))
-        row, square, cross, cross_root, paged_square = (self.of_term(values, term) for term in PREFILL_TERMS)
+        terms = {term: self.of_term(values, term) for term in PREFILL_TERMS}
         step, per_row, context = (self.of_term(values, term) for term in MIXED_TERMS)
-        prefill = PrefillPart(curve, row, square, cross, cross_root, paged_square, buckets=tuple(self.buckets))
+        prefill = PrefillPart(curve, **terms, buckets=tuple(self.buckets), width=self.width)
         mixed = MixedPart(self.one_pass, step, per_row, context, self.overlap, self.floor)
         return replace(cost, prefill=prefill, mixed=mixed)
 

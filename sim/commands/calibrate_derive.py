@@ -19,14 +19,18 @@ def register_derive(kinds: Any) -> None:
         "devices. The result is marked as derived in every output, and its intervals are wide.",
     )
     derive.add_argument(
-        "--from", dest="source", metavar="PROFILE", default="h200-llama2-7b",
-        help="measured profile: bundled name or folder (default: h200-llama2-7b)",
+        "--from", dest="source", metavar="PROFILE",
+        help="measured profile: bundled name or folder (default: h200-llama2-7b; h200-llama3.1-8b for models with "
+        "grouped heads)",
     )  # fmt: skip
     add_names(derive)
     derive.add_argument(
         "--front-end", type=float, metavar="SECONDS",
         help="seconds of a request outside of the steps: HTTP, tokeniser (default: those of PROFILE)",
     )  # fmt: skip
+    derive.add_argument(
+        "--eager", action="store_true", help="server without CUDA graphs: the host launches every kernel of a step"
+    )
     derive.add_argument("-o", "--output", metavar="DIR", required=True, help="profile folder to write")
     derive.set_defaults(run=derive_profile)
 
@@ -35,14 +39,15 @@ def derive_profile(args: argparse.Namespace) -> int:
     """Write the profile; print its KV blocks and the verdict on it."""
     from servesim.config.memory import blocks_of_device, describe_budget
     from servesim.costs.device_profile import load_profile, write_profile
-    from servesim.costs.named_profile import derive_named
+    from servesim.costs.named_profile import derive_named, measured_for
     from servesim.costs.profile_verdict import verdict_on
     from servesim.files.write import check_new
 
-    source, folder = load_profile(args.source), Path(args.output)
+    folder = Path(args.output)
     check_new(folder / "profile.yaml", "profile")
-    keys = names_of(args) | ({} if args.front_end is None else {"front_end": args.front_end})
+    keys = names_of(args) | ({} if args.front_end is None else {"front_end": args.front_end}) | {"eager": args.eager}
     try:
+        source = load_profile(args.source or measured_for(keys, "--"))
         profile = derive_named(keys, source, "--")
     except BadInput as bad:
         option, sign, rest = str(bad).partition(":")

@@ -42,6 +42,9 @@ def register_tables(sources: Any) -> None:
     layers.add_argument("--layers", type=int, required=True, metavar="N", help="transformer layers of the model")
     layers.add_argument("--experts", type=int, metavar="N", help="experts per layer, if the folder has moe.csv")
     layers.add_argument("--experts-per-token", type=int, metavar="N", help="experts that each token uses")
+    for name in ("model", "device"):
+        text = f"{name} (`sim models`), if meta.yaml has none; for the time of exchanges between the N devices of tpN"
+        layers.add_argument(f"--{name}", metavar="NAME", help=text)
     for parser, run in ((vidur, import_vidur), (layers, import_layers)):
         parser.add_argument(
             "--base", type=float, default=0.0, metavar="SECONDS", help="host seconds to add to every step (default: 0)"
@@ -96,9 +99,9 @@ def import_layers(args: argparse.Namespace) -> int:
     experts, per_token = args.experts, args.experts_per_token
     if (experts is None) != (per_token is None) or (experts is not None and not 1 <= per_token <= experts):
         raise BadInput("--experts and --experts-per-token: expected both, and at least one expert per token")
-    import_layers(
-        Path(args.folder), Path(args.output), args.layers, args.base, None if experts is None else (experts, per_token)
-    )
+    names = {"model": args.model, "device": args.device}
+    counts = None if experts is None else (experts, per_token)
+    import_layers(Path(args.folder), Path(args.output), args.layers, args.base, counts, names)
     return print_profile(args)
 
 

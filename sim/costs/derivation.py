@@ -6,12 +6,16 @@ attention is
 
     fixed + max(read the weights, compute the tokens) + rest
 
-- The share of the bandwidth is that of the measured reads of the KV cache. The weights are read with the same share.
-- The fixed time is the rest of a decode step of one row. It grows with the kernels of the model, and falls with the
-  peak of the device: most of it is the time of small kernels, not of their launch.
+- The fixed time is that of the kernels of a decode step of one row; reading the weights is the rest of the step. Both
+  were told apart by shards of models on an H200. The fixed time falls with the peak of the device: most of it is the
+  time of small kernels, not of their launch.
+- A kernel that does not reach the bandwidth of a fast memory comes nearer to that of a slower one.
 - The time to compute a token is the shortest one on the measured curve. The rest, of small batches and padding, grows
-  with it.
-- Tensor parallelism divides weights, FLOPs and KV cache, and adds two all-reduces per layer.
+  with it. Norms and residuals of a token take time of their own, which tensor parallelism does not divide.
+- The products of experts have few tokens each: what they compute is not hidden by the reading of their weights.
+- A row has programs of the attention kernels for each layer and KV head; a mixed step has one more kernel per layer.
+- Tensor parallelism divides weights, FLOPs, KV cache and heads, and adds two all-reduces per layer: an exchange of all
+  data at once, or of parts and then of their sums, whichever is faster.
 """
 
 from __future__ import annotations
@@ -35,7 +39,11 @@ from .uncertainty import has_parameters, parameters, with_parameters
 
 KERNELS, MOE_KERNELS = 9, 14  # of a layer: norms, projections, rotary, attention, MLP; router, sort, sum of experts
 SHARES = (0.6, 0.95)  # of the bandwidth: a fit to few runs can be outside
-ALL_REDUCE = 5e-6  # seconds of a small all-reduce between two devices; each doubling of the devices adds as much
+KERNEL_FLOPS = 5e9  # what a device could compute in the time of a small kernel: 5 us on an H200, by its TP shards
+VALUES = 12  # of the hidden state that norms and residuals of a layer read and write for a token
+ALL_REDUCE = 5e-6  # seconds of a small all-reduce between two devices
+MORE_DEVICES = 2.5e-6  # added by each further doubling of the devices, from open runs with 4 and 8: 0 to 5, 3.6 to 7.6
+LAUNCH = 36e-6  # seconds of the host to launch a kernel: two models without CUDA graphs had 33 and 40 us
 LINK_SHARE = 0.7  # of the link's bandwidth in one direction that large all-reduces reach
 MANY_TOKENS = 1e6  # a call that uses all experts
 EXPECTED_ERRORS = {"e2el": 0.037, "ttft": 0.05, "tpot": 0.037}  # of means: medians of 25 runs of others, docs/proof.md
@@ -47,9 +55,10 @@ SCALED = {  # factor of a Change: terms of cost models that it scales
         "prefill_square", "prefill_cross", "prefill.square", "prefill.cross", "prefill.cross_root",
         "prefill.paged_square", "prefill.padded_square",
     ),
-    "cache": ("context", "decode.context", "decode.context_root", "mixed.context"),
+    "cache": ("context", "decode.context", "mixed.context"),
     "copy": ("swap_block", "swap.block"),
-    "kernels": ("prefill_row", "decode_live", "prefill.row", "decode.live", "mixed.step", "mixed.row"),
+    "rows": ("prefill_row", "decode_live", "prefill.row", "decode.live", "decode.context_root", "mixed.row"),
+    "layers": ("mixed.step",),
 }  # fmt: skip
 KEPT = (
     "backend", "kernels", "block_size", "row_buckets", "token_buckets", "date", "front_end", "first_use", "noise",
@@ -93,10 +102,29 @@ class Setting:
         return max(2, BYTES_PER_VALUE[self.dtype]) * self.model.kv_values / min(self.degree, self.model.kv_heads)
 
     @property
-    def kernels(self) -> float:
-        """What the fixed time of a step is proportional to."""
-        per_layer = MOE_KERNELS if self.model.experts else KERNELS
-        return self.model.layers * per_layer / self.device.flops
+    def kernels(self) -> int:
+        """Kernels of a step."""
+        return self.model.layers * (MOE_KERNELS if self.model.experts else KERNELS)
+
+    @property
+    def fixed(self) -> float:
+        """Seconds of the kernels of a step."""
+        return KERNEL_FLOPS * self.kernels / self.device.flops
+
+    @property
+    def layer(self) -> float:
+        """What the time of one more small kernel in each layer is proportional to."""
+        return self.model.layers / self.device.flops
+
+    @property
+    def row(self) -> float:
+        """What the time of the attention kernels for a row is proportional to: their programs."""
+        return self.layer * self.model.kv_heads / min(self.degree, self.model.kv_heads)
+
+    @property
+    def hidden(self) -> float:
+        """Seconds of the norms and residuals of a token; every device computes all of them."""
+        return 2 * VALUES * self.model.hidden * self.model.layers / self.device.bandwidth
 
     def read(self, tokens: float) -> float:
         """Return the seconds to read the weights for a call with these tokens."""
@@ -107,9 +135,14 @@ class Setting:
         """Return the seconds of the all-reduces of a call: two per layer."""
         if self.degree == 1:
             return 0.0
-        sent = 2 * self.model.hidden * tokens * 2 * (self.degree - 1) / self.degree
-        large = sent / (LINK_SHARE * self.device.link / 2)
-        return 2 * self.model.layers * (ALL_REDUCE * (self.degree.bit_length() - 1) + large)
+        return 2 * self.model.layers * all_reduce(2 * self.model.hidden * tokens, self.degree, self.device.link)
+
+
+def all_reduce(size: float, degree: int, link: float) -> float:
+    """Return the seconds of an all-reduce of `size` bytes; `link` is the sum of both directions, as in Device."""
+    seconds, others = size / (LINK_SHARE * link / 2), degree - 1
+    latency = ALL_REDUCE + MORE_DEVICES * (degree.bit_length() - 2)
+    return latency + min(others * seconds, latency + 2 * others / degree * seconds)
 
 
 @dataclass(frozen=True)
@@ -118,7 +151,8 @@ class Change:
 
     old: Setting
     new: Setting
-    share: float  # of the bandwidth
+    share: float  # of the bandwidth, old
+    new_share: float
     fixed: float  # seconds of a decode step that do not read the weights
     token: float  # measured seconds to compute a token
     # Factors of times, by what determines them
@@ -127,13 +161,16 @@ class Change:
     cache: float  # bytes of the KV cache that are read
     copy: float  # bytes of the KV cache that are copied to the host
     kernels: float
+    rows: float  # programs of the attention for a row
+    layers: float
 
     def without_attention(self, seconds: float, tokens: float) -> float:
         """Return the new seconds of a call without attention that took `seconds`."""
         old, new = self.old, self.new
-        rest = seconds - self.fixed - max(old.read(tokens) / self.share, self.token * tokens) - old.exchange(tokens)
-        call = max(new.read(tokens) / self.share, self.token * self.compute * tokens) + new.exchange(tokens)
-        return self.fixed * self.kernels + call + rest * self.compute
+        before = products(old, old.read(tokens) / self.share, self.token * tokens)
+        after = products(new, new.read(tokens) / self.new_share, self.token * self.compute * tokens)
+        rest = seconds - self.fixed - before - old.hidden * tokens - old.exchange(tokens)
+        return self.fixed * self.kernels + after + new.hidden * tokens + new.exchange(tokens) + rest * self.compute
 
     def curve(self, points: Sequence[Sequence[float]]) -> Any:
         """Return a curve over tokens or rows; it still rises. Further values are times per cached token."""
@@ -142,6 +179,20 @@ class Change:
             (point[0], max(0.0, value), *(self.cache * more for more in point[2:]))
             for point, value in zip(points, seconds)
         )
+
+
+def products(setting: Setting, read: float, compute: float) -> float:
+    """Return the seconds of the matrix products from those to read the weights and to compute the tokens.
+
+    With experts, the shorter one is not hidden: layer times of vLLM's experts on an RTX PRO 6000 are such a sum.
+    """
+    longer = max(read, compute)
+    return longer + read * compute / (read + compute) if setting.model.experts and longer > 0 else longer
+
+
+def share_on(share: float, old: Setting, new: Setting) -> float:
+    """Return the share of the bandwidth on another device: higher if its bandwidth is lower."""
+    return max(share, min(SHARES[1], share * max(1.0, old.device.bandwidth / new.device.bandwidth)))
 
 
 def change_of(cost: StepCost, old: Setting, new: Setting) -> Change:
@@ -153,13 +204,18 @@ def change_of(cost: StepCost, old: Setting, new: Setting) -> Change:
         decode, context = cost.base + cost.decode_step + cost.decode_row, cost.context
         tokens = ((1.0, cost.base + cost.prefill + cost.prefill_token), (1e4, 1e4 * cost.prefill_token))
     low, high = SHARES
-    share = min(high, max(low, old.cached / context)) if context > 0 else high
-    decode = max(1e-9, decode - old.exchange(1))
+    decode = max(1e-9, decode - old.exchange(1) - old.hidden)
+    share = min(high, max(low, old.read(1) / (decode - old.fixed))) if decode > old.fixed else high
     read = min(decode, old.read(1) / share)
     fixed = decode - read
-    token = min((max(0.0, y - fixed - old.exchange(x)) / x for x, y in tokens if x > 0), default=0.0)
-    factors = (new.token / old.token, new.pair / old.pair, new.cached / old.cached, new.kv_bytes / old.kv_bytes)
-    return Change(old, new, old.read(1) / read, fixed, token, *factors, new.kernels / old.kernels)
+    per_token = [(y - fixed - old.exchange(x)) / x - old.hidden for x, y in tokens if x > 0]
+    token = max(0.0, min(per_token, default=0.0))
+    share = old.read(1) / read
+    kv = min(1.0, old.cached / context) if context > 0 else 1.0
+    cache = new.cached / old.cached * kv / share_on(kv, old, new)
+    factors = (new.token / old.token, new.pair / old.pair, cache, new.kv_bytes / old.kv_bytes, new.fixed / old.fixed)
+    return Change(old, new, share, share_on(share, old, new), fixed, token, *factors, new.row / old.row,
+                  new.layer / old.layer)  # fmt: skip
 
 
 def derive_cost(cost: StepCost, old: Setting, new: Setting) -> StepCost:

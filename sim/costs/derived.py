@@ -1,7 +1,7 @@
 """Cost models that change the times of another one.
 
 A factor, the noise of measured steps, the host time of another host, host time during the step before, another way to
-select tokens, copies from a host cache, and the extra time of new shapes.
+select tokens, copies from a host cache, the launch of kernels without CUDA graphs, and the extra time of new shapes.
 """
 
 from __future__ import annotations
@@ -198,6 +198,20 @@ def mean_one(quantiles: Sequence[float]) -> list[float]:
     pairs = list(zip(factors, factors[1:])) or [(factors[0], factors[0])]
     mean = sum(low + high for low, high in pairs) / (2 * len(pairs))
     return [factor / mean for factor in factors] if mean > 0 else factors
+
+
+class LaunchedCost(ChangedCost):
+    """Another cost model, of a server without CUDA graphs: a step takes at least the launch of its kernels."""
+
+    def __init__(self, cost: StepCost, launch: float) -> None:
+        super().__init__(cost)
+        self.launch = launch
+
+    def change(self, seconds: float, shape: Shape) -> float:
+        return max(seconds, self.launch) if shape.prefill_rows + shape.decode_rows else seconds
+
+    def change_line(self, fixed: float, slope: float, rows: int, live: int) -> Line:
+        return (fixed, slope) if fixed >= self.launch else None
 
 
 class FirstUseCost(ChangedCost):

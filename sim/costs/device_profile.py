@@ -20,9 +20,9 @@ from servesim.files.yaml_reader import read_yaml
 
 from .imported_tables import load_layers, load_vidur
 from .mapping import cost_from, cost_mapping
-from .named_profile import MEASURED, derive_named, is_named
+from .named_profile import derive_named, is_named, measured_for
 from .profile import Profile
-from .profile_file import ProfileFile
+from .profile_file import ModelKeys, ProfileFile
 from .uncertainty import check_draws
 
 __all__ = ["Profile", "bundled_profiles", "load_profile", "write_profile"]
@@ -51,7 +51,7 @@ def load_profile(source: Any) -> Profile:
     """Load a bundled profile by name, a folder by path, or a mapping: names of model and device, or costs."""
     if isinstance(source, Mapping):
         if is_named(source):
-            return derive_named(source, load_profile(str(source.get("measured", MEASURED))))
+            return derive_named(source, load_profile(measured_for(source)))
         digest = hashlib.sha256(repr(sorted(source.items(), key=str)).encode()).hexdigest()[:16]
         return Profile("inline", cost_from(source, "profile"), digest=digest)
     folder = bundled_profiles().get(str(source)) or Path(str(source))
@@ -60,7 +60,7 @@ def load_profile(source: Any) -> Profile:
         known = ", ".join(bundled_profiles()) or "none"
         raise BadInput(f"profile {source}: no such bundled profile or folder with a profile.yaml; bundled: {known}")
     about = read_yaml(file)
-    validate(ProfileFile, about, str(file))
+    check_file(about, str(file))
     terms = about.pop("cost")
     load = TABLE_FILES.get(str(terms.get("kind")))
     if load is not None:
@@ -69,6 +69,13 @@ def load_profile(source: Any) -> Profile:
         cost = cost_from(terms, f"{file}: cost")
     check_draws(about.get("uncertainty"), cost, str(file))
     return Profile(str(about.get("name", file.parent.name)), cost, about, file.parent, folder_digest(file.parent))
+
+
+def check_file(about: Any, where: str) -> None:
+    """Raise BadInput if a key of profile.yaml that is used is wrong, or a size of the model is not known."""
+    validate(ProfileFile, about, where)
+    if isinstance(about.get("model"), Mapping):
+        validate(ModelKeys, about["model"], f"{where}: model")
 
 
 def folder_digest(folder: Path) -> str:
@@ -91,7 +98,7 @@ def write_profile(folder: Path, about: Mapping[str, Any], cost: StepCost | Mappi
     path = folder / "profile.yaml"
     known = {key: value for key, value in about.items() if value is not None}
     tree = round_numbers({**known, "cost": cost_mapping(cost) if isinstance(cost, StepCost) else cost})
-    validate(ProfileFile, tree, f"{path}: not written")
+    check_file(tree, f"{path}: not written")
     if tree["cost"].get("kind") not in TABLE_FILES:
         cost_from(tree["cost"], f"{path}: not written: cost")
     write_yaml(path, tree, width=120, default_flow_style=None)

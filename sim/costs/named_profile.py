@@ -2,7 +2,8 @@
 
     profile: {model: llama-3.1-8b, device: H100, tensor_parallel: 2, precision: fp8}
 
-What is not given is as in the measured profile.
+What is not given is as in the measured profile. Models with grouped heads are derived from a measured one that has
+them too: attention kernels of both kinds differ.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from servesim.core import BadInput
 from servesim.core.limits import MAX_SECONDS
 from servesim.files.checked import Int, Keys, Number, validate
 
-from .derivation import Setting, derive_profile, setting_of
-from .model_arithmetic import model_of
+from .derivation import LAUNCH, Setting, derive_profile, setting_of
+from .model_arithmetic import Model, model_of
 from .model_config import read_model
 from .profile import Profile
 from .public_models import find_device, find_model
 
-MEASURED = "h200-llama2-7b"  # the default of `measured`
-NAMES = ("model", "device", "tensor_parallel", "precision")
+MEASURED, GROUPED = "h200-llama2-7b", "h200-llama3.1-8b"  # defaults of `measured`: one KV head per head, or fewer
+NAMES = ("model", "device", "tensor_parallel", "precision", "eager")
 MAX_DEGREE = 64
 SHORT_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp8": "float8"}
 
@@ -48,25 +49,41 @@ class NamedProfile(Keys):
     front_end: Optional[Number] = Field(
         None, ge=0, le=MAX_SECONDS, description="seconds of a request outside of the steps: HTTP, tokeniser"
     )
-    measured: str = Field(MEASURED, description="measured profile from which the times are derived")
+    eager: bool = Field(False, description="server without CUDA graphs: the host launches every kernel")
+    measured: Optional[str] = Field(None, description="measured profile from which the times are derived")
 
     @property
     def title(self) -> str:
         """The name of the profile in results."""
         degree = None if self.tensor_parallel in (None, 1) else f"tp{self.tensor_parallel}"
+        eager = "eager" if self.eager else None
         model = None if self.model is None else self.model.rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
-        return "-".join(str(part) for part in (self.device, degree, model, self.precision) if part).lower()
+        return "-".join(str(part) for part in (self.device, degree, model, self.precision, eager) if part).lower()
 
     def setting(self, old: Setting, where: str) -> Setting:
         """Return the model and the devices that are named; what is not given is as before."""
         model, device = old.model, old.device
         if self.model is not None:
-            read = read_model(self.model)
-            sizes = None if isinstance(read, str) else model_of({"model": {**(read or {}), "dtype": old.dtype}})
-            model = sizes or find_model(self.model, f"{where}model")
+            model = model_by_name(self.model, old.dtype, f"{where}model")
         if self.device is not None:
             device = find_device(self.device, f"{where}device")
         return Setting(model, device, self.precision or old.dtype, self.tensor_parallel or old.degree)
+
+
+def model_by_name(name: str, dtype: str, where: str) -> Model:
+    """Return a public model, or that of a config.json or folder."""
+    read = read_model(name)
+    sizes = None if isinstance(read, str) else model_of({"model": {**(read or {}), "dtype": dtype}})
+    return sizes or find_model(name, where)
+
+
+def measured_for(names: Mapping[str, Any], where: str = "profile.") -> str:
+    """Return the measured profile for a profile by name: the given one, or that with the same kind of heads."""
+    given, model = names.get("measured"), names.get("model")
+    if given is not None or not isinstance(model, str):
+        return MEASURED if given is None else str(given)
+    sizes = model_by_name(model, "", f"{where}model")
+    return GROUPED if sizes.kv_heads < sizes.heads else MEASURED
 
 
 def is_named(profile: Any) -> bool:
@@ -76,8 +93,8 @@ def is_named(profile: Any) -> bool:
 
 def merge_profile(old: Any, names: Mapping[str, Any]) -> dict[str, Any]:
     """Return a profile by name over that of a scenario: what is not named is as in the scenario."""
-    if isinstance(old, str):
-        return {"measured": old, **names}
+    if isinstance(old, str):  # both defaults are of one device
+        return dict(names) if old in (MEASURED, GROUPED) and "model" in names else {"measured": old, **names}
     return {**(old if is_named(old) else {}), **names}
 
 
@@ -87,7 +104,10 @@ def derive_named(tree: Mapping[str, Any], measured: Profile, where: str = "profi
         keys = validate(NamedProfile, tree, "profile")
     except BadInput as bad:
         raise BadInput(str(bad).replace("profile: ", where, 1)) from None
-    profile = derive_profile(measured, keys.setting(setting_of(measured), where), keys.title, where)
-    front_end = {} if keys.front_end is None else {"front_end": {"seconds": keys.front_end}}
+    setting = keys.setting(setting_of(measured), where)
+    profile = derive_profile(measured, setting, keys.title, where)
+    further: dict[str, Any] = {} if keys.front_end is None else {"front_end": {"seconds": keys.front_end}}
+    if keys.eager:
+        further["launch"] = {"seconds": LAUNCH * setting.kernels}
     digest = hashlib.sha256(json.dumps([measured.digest, keys.model_dump()]).encode()).hexdigest()[:16]
-    return replace(profile, about={**profile.about, **front_end}, digest=digest)
+    return replace(profile, about={**profile.about, **further}, digest=digest)

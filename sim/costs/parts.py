@@ -60,6 +60,7 @@ class PrefillPart(Part):
     paged_square: float = 0.0  # in addition to `square` with cached tokens: the kernel that reads them is slower
     padded_square: float = 0.0  # per (padded tokens)^2 / rows: attention of equally padded rows
     buckets: Sequence[int] = ()  # padding buckets of the tokens; larger steps are not padded
+    width: int = 0  # fewer tokens than this need as long for the tokens cached before them: they do not fill the device
 
     def seconds(self, shape: Shape, joined: int = 0) -> float:
         """Return the seconds of the prompts of a step; `joined` decodes count as further tokens."""
@@ -69,7 +70,9 @@ class PrefillPart(Part):
         seconds = interpolate(self.tokens, tokens) + self.row * rows + self.square * shape.squares
         cross = shape.cross
         if cross:
-            seconds += self.cross * cross + self.cross_root * sqrt(cross) + self.paged_square * shape.squares
+            wide = cross * self.width / shape.prefill_tokens
+            seconds += self.cross * (wide if wide > cross else cross) + self.cross_root * sqrt(cross)
+            seconds += self.paged_square * shape.squares
         if self.padded_square:
             seconds += self.padded_square * shape.prefill_tokens**2 / rows
         return seconds
@@ -83,7 +86,7 @@ class DecodePart(Part):
     live: float = 0.0  # per row that is not padding
     context: float = 0.0  # per cached token that is read, for all rows
     context_root: float = 0.0  # per square root of them: short contexts are read less efficiently
-    rounded: bool = False  # rows are padded to the next point of the curve
+    buckets: Sequence[int] = ()  # padding buckets of the rows; larger steps are not padded
     context_step: int = 0  # the engine reads cached tokens in multiples of this; 0: as many as there are
 
     def tokens_read(self, context: int) -> int:
@@ -93,8 +96,8 @@ class DecodePart(Part):
     def terms(self, rows: int) -> tuple[float, float, float]:
         """Return the fixed seconds, the seconds per live row and the seconds per cached token."""
         points = self.rows
-        if self.rounded:
-            rows = next((int(point[0]) for point in points if point[0] >= rows), rows)
+        if self.buckets and rows <= self.buckets[-1]:
+            rows = self.buckets[bisect_left(self.buckets, rows)]
         fixed = interpolate([(point[0], point[1]) for point in points], rows)
         token = interpolate([(point[0], point[2] if len(point) > 2 else 0.0) for point in points], rows)
         return fixed, self.live, token + self.context

@@ -11,7 +11,16 @@ from typing import Any, Optional
 
 from servesim.core import BadInput, StepCost
 
-from .derived import CostWithHost, FirstUseCost, NoisyCost, OverlappedCost, SampledCost, SamplingTerm, host_of
+from .derived import (
+    CostWithHost,
+    FirstUseCost,
+    LaunchedCost,
+    NoisyCost,
+    OverlappedCost,
+    SampledCost,
+    SamplingTerm,
+    host_of,
+)
 from .parts import NO_HOST, HostPart
 from .uncertainty import RUN_SPREAD, SESSION_SPREAD, Uncertainty
 
@@ -59,6 +68,8 @@ class Profile:
         A server that is warm has prepared all shapes.
         """
         cost = self.cost if noise_seed is None else self.with_noise(noise_seed)
+        launch = float(self.section("launch").get("seconds") or 0.0)
+        cost = LaunchedCost(cost, launch) if launch else cost
         first = self.about.get("first_use")
         return cost if warm or not first else FirstUseCost(cost, int(first["tokens"]), float(first["seconds"]))
 

@@ -9,6 +9,7 @@ from servesim.files.checked import (
     AnyAtLeast0,
     AnyPositive,
     AtLeast0,
+    Keys,
     Limits,
     Seconds,
     Stored,
@@ -36,6 +37,12 @@ class FrontEnd(Stored):
     seconds: Optional[Seconds] = None
     per_request: Optional[Seconds] = None  # one after the other
     per_token: Optional[Seconds] = None  # of the prompt, in addition
+
+
+class Launch(Stored):
+    """A server without CUDA graphs."""
+
+    seconds: Seconds  # to launch the kernels of a step: it takes at least as long
 
 
 class FirstUse(Stored):
@@ -137,8 +144,8 @@ class PowerKeys(Stored):
     source: Optional[str] = None
 
 
-class ModelKeys(Stored):
-    """The dimensions of a model that has no known name."""
+class ModelKeys(Keys):
+    """The dimensions of a model that has no known name. An unknown one would be missing in its memory."""
 
     name: Optional[str] = None
     layers: Whole
@@ -151,6 +158,8 @@ class ModelKeys(Stored):
     experts: Optional[Whole] = None
     experts_per_token: Optional[Whole] = None
     shared: Optional[Whole] = None
+    context: Optional[Whole] = None
+    dtype: Optional[str] = None
 
 
 class DerivedKeys(Stored):
@@ -185,6 +194,7 @@ class ProfileFile(Stored):
     cold: Optional[ColdStart] = None
     front_end: Optional[FrontEnd] = None
     first_use: Optional[FirstUse] = None
+    launch: Optional[Launch] = None
     sampling: Optional[SamplingKeys] = None
     error: Optional[dict[str, Optional[ErrorKeys]]] = None
     check: Optional[CheckKeys] = None
@@ -203,7 +213,7 @@ class ProfileFile(Stored):
     tied: Optional[dict[str, str]] = None
     peak: Optional[PeakKeys] = None
     power: Optional[PowerKeys] = None
-    model: Optional[Union[str, int, float, ModelKeys]] = None
+    model: Optional[Union[str, int, float, dict[str, Any]]] = None
     derived: Optional[DerivedKeys] = None
     tensor_parallel: Optional[Whole] = None
     kv_dtype: Optional[str] = None  # of the KV cache, if it is not that of the weights

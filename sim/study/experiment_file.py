@@ -27,7 +27,7 @@ from servesim.config.user_code import names_file
 from servesim.core import BadInput
 from servesim.core.limits import MAX_DRAWS, MAX_RATE, MIN_RATE
 from servesim.costs.device_profile import load_profile
-from servesim.costs.named_profile import MEASURED, is_named
+from servesim.costs.named_profile import is_named, measured_for
 from servesim.files.checked import Stored, validate
 from servesim.files.read import quote, read_json
 from servesim.files.write import FileExists, list_files, write_json
@@ -187,7 +187,7 @@ def input_names(tree: Tree) -> Iterable[tuple[str, str]]:
     if name is not None:
         yield "policy", name.rpartition(":")[0] if ".py:" in name else name
     if isinstance(profile, str) or is_named(profile):
-        yield "profile", profile if isinstance(profile, str) else profile.get("measured", MEASURED)
+        yield "profile", profile if isinstance(profile, str) else measured_for(profile)
 
 
 def policy_file(tree: Tree) -> Optional[str]:

@@ -28,7 +28,7 @@ def test_a_derived_profile_runs_and_every_output_says_that_it_is_derived(
     folder = tmp_path / "l40s"
     arguments = ("--model", "Qwen/Qwen3-14B", "--device", "L40S", "--front-end", "0.005", "-o", str(folder))
     said = run_sim(capsys, "calibrate", "derive", *arguments)
-    assert said.code == 0 and "derived by arithmetic from h200-llama2-7b" in said.out and "KV blocks" in said.out
+    assert said.code == 0 and "derived by arithmetic from h200-llama3.1-8b" in said.out and "KV blocks" in said.out
     assert "verdict: for ranking only" in said.out
     said = run_sim(capsys, "calibrate", "check", str(folder))
     assert said.code == 0 and "derived by arithmetic" in said.out and "every kind of step" in said.out

@@ -52,6 +52,33 @@ def imported(folder: Path, base: float = 0.0) -> LayerCost:
     return import_layers(folder, folder.parent / f"out{base:g}", 10, base)
 
 
+def test_several_devices_exchange_results_over_their_link(folder: Path, tmp_path: Path) -> None:
+    """The truth of the synthetic engine: the layers, and two all-reduces in each of 10 layers (NVLink, hidden 4096)."""
+    alone = imported(folder)
+    (folder / "tp1").rename(folder / "tp2")
+    (folder / "meta.yaml").write_text("gpu: NVIDIA H100 80GB HBM3\nmodel: meta-llama/Llama-3.1-8B\n", encoding="utf-8")
+    cost = import_layers(folder, tmp_path / "two", 10)
+    for tokens in (1, 101):
+        exchange = 20 * (5e-6 + 2 * 4096 * tokens / (0.7 * 450e9))
+        shape = Shape(1, tokens, tokens, tokens**2)
+        assert cost.seconds(shape) == pytest.approx(alone.seconds(shape) + exchange, rel=1e-12)
+    profile = load_profile(tmp_path / "two")
+    assert profile.about["tensor_parallel"] == 2 and "exchanges between 2 devices" in profile.about["how"]
+
+
+def test_without_a_known_model_or_link_several_devices_are_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "tp1").rename(folder / "tp4")
+    (folder / "meta.yaml").unlink()
+    command = ["calibrate", "import", "layers", str(folder), "--layers", "10", "-o", str(tmp_path / "out")]
+    assert main(command) == 2
+    assert "no exchange between 4 devices; set --model and --device" in capsys.readouterr().err
+    assert main([*command, "--model", "llama-3.1-8b", "--device", "910B4"]) == 2
+    assert "the link of 910B4 is not in the table" in capsys.readouterr().err
+    assert main([*command, "--model", "llama-3.1-8b", "--device", "H100"]) == 0
+
+
 def test_a_step_is_the_sum_of_its_layers(folder: Path) -> None:
     """2 norms and qkv in 10 layers, the embedding and the last norm once; attention of a prompt of 16 tokens."""
     cost = imported(folder, 0.002)

@@ -27,7 +27,7 @@ VARIANTS = [
     COST,
     replace(COST, mixed=MixedPart(one_pass=False, overlap=0.6)),
     replace(COST, mixed=MixedPart(floor=False)),
-    replace(COST, decodes=replace(DECODE, rounded=True, context_root=1e-5)),
+    replace(COST, decodes=replace(DECODE, buckets=(1, 8, 32), context_root=1e-5)),
     replace(COST, decodes=DecodePart(((1.0, 0.01, 1e-7), (8.0, 0.012, 2e-7)))),
 ]
 
@@ -167,7 +167,7 @@ WRONG_COST_PARTS: Any = [
     ),
     {"prefill": {"tokens": [[1, 0.1]], "buckets": 5}},
     {"decode": {"rows": [[1, 0.1, -1e-3]]}},
-    {"decode": {"rows": [[1, 0.1]], "rounded": 3}},
+    {"decode": {"rows": [[1, 0.1]], "buckets": 3}},
     {"prefill": {"tokens": [[1, 0.2], [2, 0.1]]}},
     {"decode": {"rows": [[1, 0.2], [2, 0.1]]}},
     {"decode": {"rows": []}},
@@ -184,3 +184,17 @@ WRONG_COST_PARTS: Any = [
 
 def test_errors_name_the_key(expected_errors: Callable[..., None]) -> None:
     expected_errors("cost_parts", lambda change: cost_from({**GOOD, **change}, "cost"), WRONG_COST_PARTS)
+
+
+def test_few_tokens_after_many_cached_ones_take_as_long_as_those_that_fill_the_device() -> None:
+    part = PrefillPart(((1.0, 0.01), (4096.0, 0.05)), cross=1e-9, width=512)
+    few, full, many = (part.seconds(Shape(1, n, n, n * n, n * 10_000)) for n in (64, 512, 2048))
+    alone = {n: part.seconds(Shape(1, n, n, n * n)) for n in (64, 512, 2048)}
+    assert few - alone[64] == pytest.approx(512 * 10_000 * 1e-9) == pytest.approx(full - alone[512])
+    assert many - alone[2048] == pytest.approx(2048 * 10_000 * 1e-9)
+
+
+def test_rows_above_the_largest_bucket_are_not_padded() -> None:
+    part = DecodePart(((1.0, 0.01), (8.0, 0.02), (512.0, 0.2), (518.0, 0.3), (1024.0, 0.4)), buckets=(1, 8, 512))
+    assert [part.terms(rows)[0] for rows in (2, 8, 9, 512)] == [0.02, 0.02, 0.2, 0.2]
+    assert part.terms(771)[0] == pytest.approx(0.35)  # in the middle of 518 and 1024
