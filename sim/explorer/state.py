@@ -242,7 +242,11 @@ class Origin:
         if key == "start":
             if value and value not in presets():
                 raise BadInput(f"start: no preset {value!r}")
-            choice = self.start_from(value, self.tree(state)) if value else Choice()
+            follows = self._device_settings(state).items()
+            own = {name: text for name, text in state.settings.items() if (name, text) not in follows}
+            choice = (
+                self.start_from(value, self.tree(state.model_copy(update={"settings": own}))) if value else Choice()
+            )
             profile = {name: text for name, text in state.settings.items() if name.partition(".")[0] == "profile"}
             settings = {**choice.settings, **(profile if value and "profile" in profile else {})}
             return state.model_copy(update={"start": choice.start, "settings": settings})
@@ -270,9 +274,9 @@ class Origin:
         settings = {**kept, **({key: value} if value else {})}
         tree = self.base(state, settings)
         memory = memory_keys(self.base(state), {}, tree.get("profile")) if state.start and key == DEVICE else {}
-        settings = {**{name: flow(given) for name, given in memory.items()}, **settings}
-        changed = state.model_copy(update={"settings": settings})
-        return changed.model_copy(update={"settings": {**self._device_settings(changed), **settings}})
+        usual = {name: flow(given) for name, given in memory.items()}
+        usual |= self._device_settings(state.model_copy(update={"settings": {**usual, **settings}}))
+        return state.model_copy(update={"settings": {**usual, **settings}})
 
     def _device_settings(self, choice: Choice) -> dict[str, str]:
         """Return what the server of a preset chooses by the device of a scenario."""

@@ -125,7 +125,7 @@ def exported_server(tree: Tree) -> Optional[Exported]:
 METRIC_KEY = re.compile(
     rf"(?<![\w.])(p[\d.]+_(?:{'|'.join(LATENCIES)})_ms|makespan|mfu|mbu|"
     rf"(?:{'|'.join(sorted((name for name in METRICS if '_' in name), key=len, reverse=True))})(?!\w))"
-    r"(\[\w+=[^\[\]]+\])?(?: (<=|>=) ([\d.]+)(?! *\*|[\w.]*\w))?"
+    r"(\[\w+=[^\[\]]+\])?(?: (<=|>=) (\d+(?:\.\d+)?)(?! *\*|[\w.]*\w))?"
 )
 
 

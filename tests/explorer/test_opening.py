@@ -11,6 +11,8 @@ from typing import Any, Optional
 import pytest
 import servesim
 from servesim.config.families import tunings
+from servesim.config.layers import apply_assignment
+from servesim.config.memory import about_profile
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.explorer.controls import alternatives, controls_of, resolve
 from servesim.explorer.knee import find_knee
@@ -136,10 +138,12 @@ def test_engine_model_and_device_are_those_of_a_scenario_with_their_names(server
     for key, value in (("server", server), ("profile.model", model), ("profile.device", device)):
         state = origin.choose(state, key, value)
     _, scenario = origin.scenario(state)
-    named = {"profile": {"measured": "h200-llama2-7b", "model": model, "device": device}}
-    preset = origin.base(Choice(start=tunings()[server].preset))
-    engine = {**preset["engine"], **({"gpu_memory_utilization": 0.9} if "gpu_memory_utilization" in str(state) else {})}
-    expected = scenario_from({**preset, **named, "engine": engine, "workload": scenario.workload})
+    named = {"profile": {"model": model, "device": device}}
+    preset, tuning = origin.base(Choice(start=tunings()[server].preset)), tunings()[server]
+    expected = {**preset, **named, "workload": scenario.workload}
+    for key, value in tuning.defaults(about_profile(named["profile"]), ()).items():
+        expected = apply_assignment(expected, {key: value})
+    expected = scenario_from(expected)
     assert scenario.profile == named["profile"]
     assert scenario.engine.num_blocks == expected.engine.num_blocks
     if server == "vllm":  # its defaults on devices from 70 GB on, and on smaller ones

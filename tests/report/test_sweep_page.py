@@ -152,7 +152,7 @@ def test_every_constraint_is_a_line_of_a_chart(tmp_path: Path) -> None:
     assert sweeps.sim("sweep", file, "-o", tmp_path / "out", "-j", 1, "-q") == 0
     charts = charts_of(tmp_path / "out" / "report.html").values()
     notes = [note["text"] for chart in charts for note in chart["layout"].get("annotations", [])]
-    for text in ("p95_e2el <= 9", "mean_tpot <= 70 ms", "request_throughput >= 1 req/s"):
+    for text in ("P95 end-to-end latency <= 9 s", "Mean TPOT <= 70 ms", "Request throughput >= 1 req/s"):
         assert any(note.startswith(text) for note in notes), (text, notes)
 
 

@@ -96,7 +96,7 @@ def test_a_sweep_ranks_and_bounds_by_the_metric_of_a_priority(
     )
     out = tmp_path / "out"
     assert main(["sweep", str(tmp_path / "sweep.yaml"), "-q", "-o", str(out), "--no-report"]) == 0
-    assert "p99_ttft_ms[priority=0]" in capsys.readouterr().out
+    assert "p99_ttft[priority=0] (" in capsys.readouterr().out
     assert "order: priority" in (out / "best.yaml").read_text()
     header = (out / "summary.csv").read_text().splitlines()[0]
     assert "p99_ttft_ms[priority=5]" in header and "p99_e2el_ms[priority=0]" in header

@@ -159,7 +159,8 @@ def test_llm_serving_configuration_is_a_scenario(folder: Path) -> None:
     assert scenario["policy"] == {"name": "llm-serving", "decode_batch": 8}
     assert scenario["engine"]["num_blocks"] == 128
     assert scenario["engine"]["prefill_buckets"] == [512]
-    assert scenario["engine"]["front_end"] == {"lag": 7, "end_lag": True, "seconds": None, "per_request": None}
+    times = dict.fromkeys(("seconds", "per_request", "per_token"))
+    assert scenario["engine"]["front_end"] == {"lag": 7, "end_lag": True, **times}
 
 
 @pytest.mark.parametrize(
