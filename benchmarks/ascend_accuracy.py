@@ -29,7 +29,7 @@ def cold_starts(profile: Profile) -> dict[str, tuple[float, float]]:
 
 def predict_all(runs: list[ObservedRun], profile: Profile) -> list[tuple[ObservedRun, RunError]]:
     """Simulate every run with the costs of the profile."""
-    return [(run, run_error(run, profile.cost, cold_starts(profile))) for run in runs]
+    return [(run, run_error(run, profile.cost, cold_starts(profile), {})) for run in runs]
 
 
 def exceeded_limits(result: RunError) -> str:

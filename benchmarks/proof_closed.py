@@ -46,7 +46,7 @@ def predict_gpt_oss(data: Path) -> list[Row]:
     spec = runs_from({"scenario": scenario, "cost": cost, "free": free, "runs": runs}, GPT_OSS)
     fit = fit_logs(spec, leave_out=False)
     cost = more_rows(fit.cost)
-    predicted = [run_error(run, cost, {}) for run in spec.runs if not run.fit]
+    predicted = [run_error(run, cost, {}, {}) for run in spec.runs if not run.fit]
     assumed = "asynchronous scheduling (default); the warm-up requests are part of the simulated loop"
     return [
         Row(GPT_OSS, f"C = {run.name}", figure.removesuffix("_ms").replace("_", " "), *pair, "C up to 16",

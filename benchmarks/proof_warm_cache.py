@@ -43,7 +43,7 @@ def predict_llama_70b(data: Path) -> list[Row]:
         for name, of_setting in by_setting.items():
             tree = {"cost": cost, "free": free, "runs": [entry(name, of_setting, Path(folder))]}
             run = with_rates(runs_from(tree, SET).runs[0], of_setting)
-            for key, pair in run_error(run, fit.cost, {}).figures.items():
+            for key, pair in run_error(run, fit.cost, {}, fit.front_end).figures.items():
                 rate, figure = key.split(" ")
                 if name != BASELINE or float(rate) > HIGHEST_FITTED:
                     result.append(Row(SET, f"{name}, {rate} req/s", FIGURES[figure], *pair,

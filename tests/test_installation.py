@@ -62,7 +62,7 @@ def test_a_wheel_without_compiled_modules_runs_on_every_platform(tree: Path) -> 
 def test_make_demo_compiles_if_it_can_and_ends_with_the_next_command(tmp_path: Path) -> None:
     """Without a compiler it also works: setup.py then installs plain Python."""
     (tmp_path / "venv" / "bin").mkdir(parents=True)
-    command = ["make", "-n", "demo", f"VENV={tmp_path / 'venv'}"]
+    command = ["make", "-n", "--no-print-directory", "demo", f"VENV={tmp_path / 'venv'}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "tools/install.sh" in done.stdout and "SERVESIM_PURE" not in done.stdout
     assert "sim recommend --model llama-3.1-8b --device H100" in done.stdout.splitlines()[-1]

@@ -107,8 +107,8 @@ TARGETS = (
     Target("each figure of the RTX PRO 6000 within 3 %", "layer profile alone", LATENCIES, 0.03, largest, "PRO 6000"),
     Target("median of E2E at most 2 %", "blis-h100", ("E2E mean",), 0.02),
     Target("median of TTFT at most 5 %", "blis-h100", ("TTFT mean",), 0.05),
-    Target("median of E2E below 8 %", "derived profiles: blis-validation", ("E2E mean",), 0.08),
-    Target("median of TTFT below 17.8 %", "derived profiles: blis-validation", ("TTFT mean",), 0.178),
+    Target("median of E2E at most 3 %", "derived profiles: blis-validation", ("E2E mean",), 0.03),
+    Target("median of TTFT at most 5 %", "derived profiles: blis-validation", ("TTFT mean",), 0.05),
     Target("median of TPOT at most 5 %", "silicon curves, dense", ("TPOT mean",), 0.05),
     Target("median of TPOT at most 5 %", "silicon curves, mixtures", ("TPOT mean",), 0.05),
     Target("counters exact", "ispass26: prefix", ("prefix queries (tokens)", "prefix hits (tokens)"), 0.0, largest),
@@ -118,9 +118,9 @@ TARGETS = (
     Target("retractions within 3 or 15 % (share of rows outside)", "SGLang", ("retractions",), 0.0, outside),
     Target("wall time within 3 %", "SGLang", ("wall s",), 0.03, largest),
     Target("P99 of TTFT within 15 %", "SGLang", ("TTFT p99 s",), 0.15, largest),
-    Target("median of latency at most 6 %", "vLLM 0.22", ("mean e2el",), 0.06),
-    Target("median of TTFT at most 6 %", "vLLM 0.22", ("mean ttft",), 0.06),
-    Target("median of TPOT at most 6 %", "vLLM 0.22", ("mean tpot",), 0.06),
+    Target("median of latency at most 8 %", "vLLM 0.22", ("mean e2el",), 0.08),
+    Target("median of TTFT at most 8 %", "vLLM 0.22", ("mean ttft",), 0.08),
+    Target("median of TPOT at most 8 %", "vLLM 0.22", ("mean tpot",), 0.08),
     Target("best budget, or within 2 % of it", "vLLM 0.22", ("measured latency of the chosen budget",), 0.02, largest),
 )
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from servesim.core import CacheDraft, Chunk, Plan
+from servesim.core import CacheDraft, Chunk, Plan, Policy
 from servesim.engine.kv_cache import InstalledCache, KvCache
 from servesim.engine.rules import NO_CACHE, EngineRules
 from servesim.engine.state import ServerState
 
+SLOTS, BUDGET = "max_num_seqs", "max_num_batched_tokens"
 FORESEES_ENDS = (0, 11, 1)  # first version that does not run a request again whose last token is in flight
 
 
@@ -35,6 +36,14 @@ class InstalledRules(EngineRules):
         self.one_token_decodes = self.splits_answers = True
         self.empty_step = 0.001
         self.has_prefix_cache = settings["prefix_cache"]
+        self.limits = {field: settings[field] for field in (SLOTS, BUDGET)}
+        self.slots_field, self.budget_fields = SLOTS, (BUDGET,)
+
+    def setting(self, policy: Policy, field: str) -> Any:
+        return self.limits.get(field)
+
+    def token_budget(self, policy: Policy) -> Optional[int]:
+        return self.limits[BUDGET]
 
     def make_cache(self, state: ServerState, host_blocks: int) -> tuple[Optional[KvCache], Optional[CacheDraft]]:
         return (InstalledCache(state.pool), None) if self.has_prefix_cache else NO_CACHE

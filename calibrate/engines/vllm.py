@@ -37,6 +37,7 @@ MODEL = {  # any model with full attention: the scheduler sees only its maximum 
 NO_LIMIT = 1 << 24  # maximum length of a model without one, in tokens
 STOP = 2  # the token that ends an answer
 TEXT_TOKENS = 1 << 22  # tokens of one named text
+LIMITS = ("max_num_seqs", "max_num_batched_tokens")  # of running requests and of a step
 DECISIVE = ("async_scheduling", "enable_prefix_caching")  # flags that matter to the loop of a run
 OURS = {  # flags that the scenario sets elsewhere
     "block_size": "engine.block_size", "max_model_len": "engine.max_model_len",
@@ -142,6 +143,7 @@ class VllmEngine:
             "flags": sorted(self._names()),
             "steps_in_flight": 2 if config.scheduler_config.async_scheduling else 1,
             "prefix_cache": bool(config.cache_config.enable_prefix_caching),
+            **{name: flags.get(name) or getattr(config.scheduler_config, name) for name in LIMITS},
         }
 
     def start(self, flags: dict[str, Any], blocks: int, block_size: int, max_model_len: Optional[int]) -> None:

@@ -49,7 +49,7 @@ class SGLangRules(EngineRules):
         return policy.sort_key
 
     def token_budget(self, policy: Policy) -> Optional[int]:
-        budget: Optional[int] = getattr(policy, self.budget_fields[0], None)
+        budget: Optional[int] = self.setting(policy, self.budget_fields[0])
         return budget
 
     def start_plan(self, state: ServerState, plan: Plan) -> None:

@@ -43,7 +43,7 @@ class VLLMRules(CachingRules):
         return super().slots(policy)
 
     def token_budget(self, policy: Policy) -> Optional[int]:
-        budget: Optional[int] = getattr(policy, self.budget_fields[0], None)
+        budget: Optional[int] = self.setting(policy, self.budget_fields[0])
         return budget
 
     def runs_as_decode(self, chunk: Chunk) -> bool:

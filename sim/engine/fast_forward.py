@@ -179,6 +179,7 @@ class FastForward(HeldSteps):
                 break
             if not self._take_blocks(plan.hold.keep_free):
                 break
+            server.waits.go_on(server, held.decision)
             step, cold = self._next_step(step), 0.0
         if decided > 1 and not self._learns:
             server.view.state = loop.policy.advance_state(server.view.state, decided - 1)

@@ -1,7 +1,7 @@
 """The engine loop: deliver arrivals, call the policy, carry out its plan, run the model call, record the results.
 
 Simulated and live runs use this loop. They differ in the clock, which gives the end of a call; a live run has a device.
-This module also builds a server and its loop from the `engine` section of a scenario, and says why an engine is stuck.
+This module also builds a server and its loop from the `engine` section of a scenario.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from .plans import start_step
 from .rules import rules_of
 from .server import Server
 from .step import NO_REQUESTS, Step
+from .stuck import describe_cause
 
 MAX_STEPS_WITHOUT_CALL: Final = 10_000  # at one time; more raise Stuck
 
@@ -335,33 +336,6 @@ class Loop:
     def _report_to_client(self, request: Request, now: float) -> None:
         request.client_end = now
         self.inbox.release_followers(request.id, now)
-
-
-BUILT_IN: Final = "servesim.policies."  # modules of policies that reproduce real engines
-
-
-def describe_cause(server: Server, action: str) -> str:
-    """Return the cause of a stuck engine. `action` is what the policy did, e.g. `returned no work`."""
-    policy, rules = server.policy, server.rules
-    kind: Any = type(policy)  # mypyc does not know `__module__` of a class
-    text = describe_oversized(server)
-    if not kind.__module__.startswith(BUILT_IN):
-        return f"{text}your policy {kind.__name__} {action}"
-    if rules.rejects_oversized and not server.limits.rejects_oversized:
-        return f"{text}the real engine rejects such requests, engine.reject_oversized: never keeps them"
-    if not rules.engine:
-        return f"{text}the built-in policy {kind.__name__} {action}"
-    return f"{text}the real engine does this too (rules of {rules.engine})"
-
-
-def describe_oversized(server: Server) -> str:
-    """Return the first waiting request that needs more blocks than the engine has, as the start of a sentence."""
-    pool = server.pool
-    for request in server.waiting:
-        need = pool.blocks_for(request.prompt + request.written)
-        if need > pool.total:
-            return f"request {request.id} needs {need} blocks, the engine has {pool.total}; "
-    return ""
 
 
 REJECT_OVERSIZED = {"auto": None, "always": True, "never": False}  # None: the rules of the engine decide

@@ -56,8 +56,12 @@ class EngineRules:
 
     def slots(self, policy: Policy) -> Optional[int]:
         """Return the most requests that run at a time; None: no setting limits them."""
-        slots: Optional[int] = getattr(policy, self.slots_field, None)
+        slots: Optional[int] = self.setting(policy, self.slots_field)
         return slots
+
+    def setting(self, policy: Policy, field: str) -> Any:
+        """Return the value of a field of the policy that limits requests; None: it is not set."""
+        return getattr(policy, field, None)
 
     def token_budget(self, policy: Policy) -> Optional[int]:
         """Return the tokens of a step if the engine admits requests until they, slots or blocks are used up."""

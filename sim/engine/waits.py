@@ -66,6 +66,11 @@ class Waits:
             self._head, self._past_finish = head, step.plan.hold.past_finish
             self._change(self._lack(state, step, head), now)
 
+    def go_on(self, state: ServerState, now: float) -> None:
+        """Note that a held plan goes on after a request has finished: those that took turns may all have a slot."""
+        if self._reason == SLOTS and self._head is None and len(state.running) <= self._slots:
+            self._change(NOTHING, now)
+
     def _lack(self, state: ServerState, step: Step, head: Request) -> int:
         if len(state.running) >= self._slots:
             return SLOTS

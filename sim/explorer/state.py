@@ -135,8 +135,10 @@ class Origin:
                     value = key_value(scenario_at_rate(before, rate, rate / old) or {}, other)
                     if value is not None and value != key_value(before, other):
                         settings[other] = repr(float(value))
-        if settings.get(FIXED_MEMORY[0]) and settings.get(FIXED_MEMORY[1]):
-            settings[FIXED_MEMORY[1]] = "null"  # a number of blocks wins
+        if settings.get(FIXED_MEMORY[0]) and settings.get(FIXED_MEMORY[1]):  # a number of blocks wins
+            follows = self._device_settings(choice)
+            settings |= {f"engine.{key}": "null" for key in MEMORY[1:] if f"engine.{key}" in follows}
+            settings[FIXED_MEMORY[1]] = "null"
         return settings
 
     def _with_prefix(self, choice: Choice, settings: dict[str, str]) -> dict[str, str]:

@@ -134,7 +134,8 @@ def mean_shape(work: KindTotals, steps: float) -> Shape:
 
 def setting(run: Run, *names: str) -> str:
     """Return the fields of the policy that move a limit, with their values."""
-    values = {name: getattr(run.server.policy, name, None) for name in names}
+    server = run.server
+    values = {name: server.rules.setting(server.policy, name) for name in names}
     return " or ".join(f"policy.{name} ({value})" for name, value in values.items() if value is not None)
 
 

@@ -17,11 +17,12 @@ from servesim.costs.device_profile import Profile, load_profile
 from servesim.costs.profile import FRONT_END
 from servesim.engine.clocks import Clock
 from servesim.engine.lock_step import LockStep, requests_by_rank
-from servesim.engine.loop import BUILT_IN, Loop, Observer, build_loop, build_server
+from servesim.engine.loop import Loop, Observer, build_loop, build_server
 from servesim.engine.rules import rules_of
 from servesim.engine.server import Server
 from servesim.engine.shape import Padding
 from servesim.engine.simulated import SimulatedClock
+from servesim.engine.stuck import BUILT_IN
 from servesim.engine.work_totals import KindTotals
 from servesim.traces.edit import repeat, set_rate
 from servesim.traces.trace import RequestTable, Trace, gc_disabled, has_field

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from servesim.core import BadInput
 from servesim.core.limits import is_number
 from servesim.files.read import did_you_mean, quote
-from servesim.runs.metric_table import METRICS, is_metric
+from servesim.runs.metric_table import METRICS, is_metric, unit_of
 
 from .number_format import format_metric
 
@@ -80,7 +80,8 @@ def missed_bounds(bounds: Sequence[Bound], means: Mapping[str, float]) -> dict[B
 
 def describe_miss(bound: Bound, value: float) -> str:
     """Return `misses p99_ttft_ms <= 2000 (2,341 ms)`."""
-    text = "no value" if math.isnan(value) else format_metric(value, bound.metric)
+    unit = unit_of(bound.metric, [])  # that of the bound
+    text = "no value" if math.isnan(value) else format_metric(value, bound.metric, unit)
     return f"misses {bound} ({text})"
 
 
