@@ -36,7 +36,7 @@ class InstalledRules(EngineRules):
         self.one_token_decodes = self.splits_answers = True
         self.empty_step = 0.001
         self.has_prefix_cache = settings["prefix_cache"]
-        self.limits = {field: settings[field] for field in (SLOTS, BUDGET)}
+        self.limits: dict[str, int] = {field: settings[field] for field in (SLOTS, BUDGET)}
         self.slots_field, self.budget_fields = SLOTS, (BUDGET,)
 
     def setting(self, policy: Policy, field: str) -> Any:
