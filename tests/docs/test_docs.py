@@ -127,7 +127,7 @@ def test_an_example_in_the_docs_equals_its_file(name: str, most: int) -> None:
 
 def test_the_text_of_recipe_10_has_the_printed_interval() -> None:
     text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8").partition("## 10. ")[2]
-    printed = re.search(r"^p99_ttft .* ms \[(.+), (.+)\]$", text, re.MULTILINE)
+    printed = re.search(r"^P99 TTFT .* ms \[(.+), (.+)\]$", text, re.MULTILINE)
     assert printed is not None and f"is between {printed[1]} and {printed[2]} ms" in text
 
 
