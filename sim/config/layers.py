@@ -171,8 +171,8 @@ def set_key(tree: Tree, key: str, value: Any) -> Tree:
     if key == "profile" and is_named(value):
         return merge(tree, {key: value})
     section, _, name = key.partition(".")
-    old = tree.get(section)
-    if section == "profile" and is_named({name: value}) and not (is_named(old) and name in old):
+    known: Any = tree.get(section) if is_named(tree.get(section)) else {}
+    if section == "profile" and is_named({name: value}) and name not in known:
         return merge(tree, {section: {name: value}})  # over a profile that does not name it: its memory goes
     policy = as_section("policy", tree.get("policy"))
     if key == "policy.name" and isinstance(policy, Mapping) and policy.get("name", value) != value:
