@@ -36,7 +36,7 @@ MIN_CONTRAST = 3.0  # first steps must be slow this many times as often as other
 CONTEXT_STEPS = tuple(1024 * 2**k for k in range(8))  # that `find_context_step` tries
 MIN_DECODES, MIN_BUCKET = 40, 5  # decode steps of a log, and of each of two buckets, to find such a step
 STEP_GAIN = 0.7  # the scatter with such a step, as a fraction of that with a time per cached token
-TOGETHER = 0.95  # correlation of rows and context from which their costs cannot be told apart
+TOGETHER = 0.95  # correlation of rows and context from which their costs cannot be separated
 STRETCH = 20  # successive steps whose total is predicted
 SCATTERS = 3.0  # a step that is slower than fitted costs by fewer standard deviations is not slow
 

@@ -105,7 +105,7 @@ def front_end_finding(problem: Problem, solution: Solution, errors: Array, k: in
     others = [(abs(float(value)), other) for other, value in zip(problem.names, correlations) if other != name]
     alike, other = max(others, default=(0.0, ""))
     if float(errors[k]) > SHOWN * width:
-        reason = f"cannot be told from {other}" if alike > ALIKE else "not shown by the data"
+        reason = f"cannot be separated from {other}" if alike > ALIKE else "not shown by the data"
         return f"{name}: {reason}: it is the prior"
     if alike > SAME:
         return f"{name}: its sum with {other} is better known than each (correlation {alike:.2f})"

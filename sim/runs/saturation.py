@@ -34,7 +34,7 @@ class Load(NamedTuple):
 
     @property
     def is_near(self) -> bool:
-        """Whether the rate is so near to the capacity that nobody can say which one is larger."""
+        """Whether the rate is so near to the capacity that either may be larger."""
         return abs(self.rate / self.capacity - 1) <= max(NEAR, 2 * self.spread)
 
     def describe(self, predicts_ttft: bool = True) -> str:

@@ -70,7 +70,7 @@ def test_a_front_end_that_looks_like_gpu_time_is_said_to_do_so(tmp_path: Path) -
     fit = fit_of(tmp_path, [poisson(0.1, 4000)], FREE, (8192,))
     check_inside(fit, {"front_end.per_token": FRONT_END["per_token"], "prefill_token": COST["prefill_token"]})
     [per_token, seconds] = sorted(fit.front_end_findings)
-    assert per_token == "front_end.per_token: cannot be told from prefill_token: it is the prior"
+    assert per_token == "front_end.per_token: cannot be separated from prefill_token: it is the prior"
     assert "it is the prior" in seconds
     assert per_token in format_table(fit)
 
