@@ -135,7 +135,7 @@ def compiled_files(package: Path) -> list[str]:
 
 def packages() -> list[str]:
     """Return the packages: the folders with an `__init__.py`. The folder sim/ is the package `servesim` itself."""
-    tops = ("sim", "policies", "calibrate", "traces")
+    tops = ("sim", "policies", "routers", "calibrate", "traces")
     folders = [file.parent for top in tops for file in sorted(Path(top).rglob("__init__.py"))]
     return [".".join(("servesim", *folder.parts)).replace("servesim.sim", "servesim", 1) for folder in folders]
 
