@@ -30,6 +30,10 @@ class AibrixPrefixCache(Router):
     imbalance: int = 8  # requests between the busiest and the idlest replica
     deviations: float = 1.0  # standard deviations above the mean that a matched replica may have
 
+    @property
+    def reads_text(self) -> bool:
+        return True
+
     def memory(self, replicas: int) -> Any:
         return BlockOwners(replicas)
 

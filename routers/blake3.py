@@ -41,7 +41,7 @@ def blake3(text: bytes) -> bytes:
     if len(text) > LONGEST:
         raise ValueError(f"expected at most {LONGEST} bytes, got {len(text)}")
     blocks = [text[start : start + BLOCK] for start in range(0, len(text), BLOCK)] or [b""]
-    chain = IV
+    chain: tuple[int, ...] = IV
     for number, block in enumerate(blocks):
         flags = (CHUNK_START if number == 0 else 0) | (CHUNK_END | ROOT if number == len(blocks) - 1 else 0)
         chain = compress(chain, block, len(block), flags)

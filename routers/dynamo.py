@@ -35,6 +35,10 @@ class DynamoKv(Router):
     block_size: int = 16
     router_ttl_secs: float = 120.0
 
+    @property
+    def reads_text(self) -> bool:
+        return True
+
     def memory(self, replicas: int) -> Any:
         return Booked(replicas)
 

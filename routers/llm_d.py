@@ -33,6 +33,10 @@ class LlmD(Router):
     max_prefix_blocks: int = 256
     lru_blocks_per_replica: int = 31250
 
+    @property
+    def reads_text(self) -> bool:
+        return True
+
     def memory(self, replicas: int) -> Any:
         return BlocksMemory(replicas)
 

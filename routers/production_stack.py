@@ -42,6 +42,10 @@ class LowestRate(Router):
 
     request_stats_window: float = 60.0  # seconds
 
+    @property
+    def learns(self) -> bool:
+        return False
+
     def memory(self, replicas: int) -> Any:
         return StatisticsMemory(replicas)
 
@@ -52,7 +56,7 @@ class LowestRate(Router):
 
     def rate(self, fleet: Fleet, replica: int) -> Optional[float]:
         """Return the requests per second that a replica was sent lately."""
-        times = fleet.memory.sent_at[replica]
+        times: Optional[deque[float]] = fleet.memory.sent_at[replica]
         if times is None:
             return None
         return sum(time >= fleet.now - self.request_stats_window for time in times) / self.request_stats_window
@@ -113,6 +117,10 @@ class StackPrefixAware(LowestRate):
     """Any of the replicas that were sent the longest beginning of the text."""
 
     prefix_min_match_length: int = 0  # characters; a shorter match lets the rates decide
+
+    @property
+    def reads_text(self) -> bool:
+        return True
 
     def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
         matched, replicas = match(fleet.memory.root, request.text, set(fleet.present))

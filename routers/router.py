@@ -53,6 +53,16 @@ class Fleet(NamedTuple):
 class Router:
     """Chooses replicas. `choices` is a pure function of the request and of the fleet."""
 
+    @property
+    def learns(self) -> bool:
+        """Whether a choice depends on what the replicas do: on ends, first tokens or reports."""
+        return True
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether a choice depends on the text of a request."""
+        return False
+
     def memory(self, replicas: int) -> Any:
         """Return the memory before the first request."""
         return Memory(replicas)

@@ -48,6 +48,10 @@ class SglangCacheAware(Ordered):
     eviction_interval_secs: float = 120.0
     max_tree_size: int = 2**26  # characters of a replica
 
+    @property
+    def reads_text(self) -> bool:
+        return True
+
     def memory(self, replicas: int) -> Any:
         return CacheMemory(replicas)
 
@@ -66,7 +70,7 @@ class SglangCacheAware(Ordered):
 
     def is_imbalanced(self, fleet: Fleet) -> bool:
         """Whether the loads differ so much that they alone decide."""
-        loads = [fleet.memory.in_flight[replica] for replica in fleet.present]
+        loads: list[int] = [fleet.memory.in_flight[replica] for replica in fleet.present]
         low, high = min(loads), max(loads)
         return high - low > self.balance_abs_threshold and high > self.balance_rel_threshold * low
 
@@ -126,6 +130,10 @@ class SglangManual(Sticky):
 class SglangConsistentHashing(Ordered):
     """A routing key has one replica, found by its hash modulo their number, as release 0.3.2 does over HTTP."""
 
+    @property
+    def learns(self) -> bool:
+        return False
+
     def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
         if request.key is None:
             return fleet.present
@@ -136,6 +144,10 @@ class SglangConsistentHashing(Ordered):
 @dataclass(frozen=True)
 class SglangPowerOfTwo(Router):
     """Any replica: over HTTP this router counts no requests, and without token loads both of two are equal."""
+
+    @property
+    def learns(self) -> bool:
+        return False
 
     def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
         return fleet.present
@@ -156,6 +168,10 @@ class SglangPrefixHash(Ordered):
     """The beginning of a text has one replica, found by its hash, with bounded loads."""
 
     prefix_token_count: int = 256
+
+    @property
+    def reads_text(self) -> bool:
+        return True
 
     def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
         order = self.ordered(fleet)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, Optional
 
 from .router import Asked, Fleet, Memory, Router, least
 
@@ -22,6 +22,10 @@ class TurnMemory(Memory):
 class RoundRobin(Router):
     """Each replica in turn."""
 
+    @property
+    def learns(self) -> bool:
+        return False
+
     def memory(self, replicas: int) -> Any:
         return TurnMemory(replicas)
 
@@ -36,6 +40,10 @@ class RoundRobin(Router):
 @dataclass(frozen=True)
 class RandomReplica(Router):
     """Any replica."""
+
+    @property
+    def learns(self) -> bool:
+        return False
 
     def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
         return fleet.present
@@ -85,8 +93,8 @@ class Sticky(Router):
         return StickyMemory(replicas)
 
     def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
-        known = None if request.key is None else fleet.memory.replica_of.get(request.key)
-        return [known] if known in fleet.present else self.new_choices(request, fleet)
+        known: Optional[int] = None if request.key is None else fleet.memory.replica_of.get(request.key)
+        return self.new_choices(request, fleet) if known is None or known not in fleet.present else [known]
 
     def new_choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
         """Return the choices for a request without a known replica."""
