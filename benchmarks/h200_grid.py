@@ -1,6 +1,6 @@
 """Measure step times of several models on a GPU, over a wider grid than a probe: many rows, long and unequal contexts.
 
-    python benchmarks/h200_grid.py main|law OUT
+python benchmarks/h200_grid.py main|law OUT
 """
 
 from __future__ import annotations
@@ -52,11 +52,42 @@ def main_grid(length, tokens, seed=0):
         rows = log_uniform(rng, 1, 1024)
         context = log_uniform(rng, 16, max(17, min(length - 1, tokens // rows)))
         points.append(Point("decode", decoding=rows, context=context, spread=rng.choice((0.0, 0.7, 1.2))))
-    prompts = (1, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
+    prompts = (
+        1,
+        8,
+        16,
+        32,
+        48,
+        64,
+        96,
+        128,
+        192,
+        256,
+        384,
+        512,
+        768,
+        1024,
+        1536,
+        2048,
+        3072,
+        4096,
+        6144,
+        8192,
+        12288,
+        16384,
+    )
     for rows in (1, 2, 4, 8, 16):
-        points += [Point("prefill", rows, n // rows) for n in prompts if n // rows <= length - 1 and (rows == 1 or n >= 8 * rows)]
-    points += [Point("prefill", 1, t, c) for t in (64, 256, 512, 2048, 8192) for c in (128, 512, 1536, 4096, 16384, 65536, 120000)
-               if t + c < length and t * c <= 1.2e8]
+        points += [
+            Point("prefill", rows, n // rows)
+            for n in prompts
+            if n // rows <= length - 1 and (rows == 1 or n >= 8 * rows)
+        ]
+    points += [
+        Point("prefill", 1, t, c)
+        for t in (64, 256, 512, 2048, 8192)
+        for c in (128, 512, 1536, 4096, 16384, 65536, 120000)
+        if t + c < length and t * c <= 1.2e8
+    ]
     for _ in range(90):
         rows = log_uniform(rng, 1, 16)
         t = log_uniform(rng, 2, max(2, min(length - 1, 8192 // rows)))
@@ -72,20 +103,37 @@ def main_grid(length, tokens, seed=0):
         t = log_uniform(rng, 2, max(2, min(length - 1, 8192 // rows)))
         d = log_uniform(rng, 1, 1016)
         x = log_uniform(rng, 16, max(17, min(length - 1, 8192, tokens // d)))
-        points.append(Point("mixed", rows, t, rng.choice((0, 0, 0, 1024)) if t + 1024 < length else 0, d, x, 0, rng.choice((0.0, 0.7))))
+        points.append(
+            Point(
+                "mixed",
+                rows,
+                t,
+                rng.choice((0, 0, 0, 1024)) if t + 1024 < length else 0,
+                d,
+                x,
+                0,
+                rng.choice((0.0, 0.7)),
+            )
+        )
     points += [Point("swap", blocks=n) for n in (1, 4, 16, 64, 256)]
     points += [Point("busy", decoding=rows, context=128) for rows in (1, 8, 32)]
     return list(dict.fromkeys(points))
 
 
 def law_grid(length, tokens, seed=0):
-    points = [Point("decode", decoding=r, context=c) for r in (1, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
-              for c in (16, 512, 2048) if r * c <= tokens]
+    points = [
+        Point("decode", decoding=r, context=c)
+        for r in (1, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
+        for c in (16, 512, 2048)
+        if r * c <= tokens
+    ]
     points += [Point("decode", decoding=r, context=c) for r, c in ((1, 16384), (8, 16384), (32, 8192))]
     points += [Point("prefill", 1, n) for n in (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)]
     points += [Point("prefill", 4, n) for n in (32, 128, 512, 1024)]
     points += [Point("prefill", 1, t, c) for t, c in ((512, 4096), (2048, 4096), (512, 16384))]
-    points += [Point("mixed", 1, t, 0, d, x) for t in (32, 128, 448, 1024, 2048) for d, x in ((8, 512), (64, 512), (248, 512))]
+    points += [
+        Point("mixed", 1, t, 0, d, x) for t in (32, 128, 448, 1024, 2048) for d, x in ((8, 512), (64, 512), (248, 512))
+    ]
     return points
 
 
@@ -105,8 +153,15 @@ STARTED = time.monotonic()
 def shard(name, degree):
     """One of the tensor-parallel parts of a model, without its all-reduces."""
     m = PUBLIC[name]
-    return dataclasses.replace(m, name=f"{name}-tp{degree}", heads=m.heads // degree, kv_heads=max(1, m.kv_heads // degree),
-                               intermediate=m.intermediate // degree, vocab=m.vocab // degree, head=m.head_size)
+    return dataclasses.replace(
+        m,
+        name=f"{name}-tp{degree}",
+        heads=m.heads // degree,
+        kv_heads=max(1, m.kv_heads // degree),
+        intermediate=m.intermediate // degree,
+        vocab=m.vocab // degree,
+        head=m.head_size,
+    )
 
 
 def session(model, blocks, budget, points, out, options=None, extras=True, host_blocks=256):
@@ -119,22 +174,48 @@ def session(model, blocks, budget, points, out, options=None, extras=True, host_
     if not extras:
         measure.measure_sampling = lambda *args: measure.Medians()
         measure.measure_power = lambda *args: None
-    report = lambda r: print(label, f"{r['known']}/{r['points']} {r['samples']} samples {r['failed']} failed {r['left']:.0f} s left", flush=True) if r["round"] % 3 == 0 and r["left"] % 20 < 1.5 else None
+    report = lambda r: (
+        print(
+            label,
+            f"{r['known']}/{r['points']} {r['samples']} samples {r['failed']} failed {r['left']:.0f} s left",
+            flush=True,
+        )
+        if r["round"] % 3 == 0 and r["left"] % 20 < 1.5
+        else None
+    )
     result = measure.run(backend, {"budget": budget, "precision": 0.004, "max_rows": 512, "max_tokens": 8192}, report)
     table.write_steps(Path(out, f"{label}.csv"), measure.COLUMNS, result["rows"])
-    about = {**result["about"], "power": result["power"], "sampling_medians": result["sampling"], "failed": len(result["failed"])}
+    about = {
+        **result["about"],
+        "power": result["power"],
+        "sampling_medians": result["sampling"],
+        "failed": len(result["failed"]),
+    }
     Path(out, f"{label}.json").write_text(json.dumps(about, default=str))
-    print(label, "known", result["known"], "of", result["points"], "failed", len(result["failed"]), "seconds", round(time.monotonic() - start, 1), flush=True)
+    print(
+        label,
+        "known",
+        result["known"],
+        "of",
+        result["points"],
+        "failed",
+        len(result["failed"]),
+        "seconds",
+        round(time.monotonic() - start, 1),
+        flush=True,
+    )
     backend.loaded = None
     backend.graphs, backend.host = {}, []
     del backend
     gc.collect()
     import torch
+
     torch.cuda.empty_cache()
 
 
 def pack(out):
     import tarfile
+
     with tarfile.open(Path(out, f"grid-{sys.argv[1]}.tar.gz"), "w:gz") as tar:
         for path in sorted([*Path(out).glob("*.csv"), *Path(out).glob("*.json")]):
             tar.add(path, path.name)
@@ -148,7 +229,19 @@ def public():
     text = (HERE / "sim/costs/public_models.py").read_text()
     scope: dict = {}
     exec("TABLE = {" + text.split("TABLE: dict[str, tuple[int, ...]] = {")[1].split("\n}\n")[0] + "\n}", scope)
-    names = ("layers", "hidden", "heads", "kv_heads", "intermediate", "vocab", "context", "head", "experts", "experts_per_token", "shared")
+    names = (
+        "layers",
+        "hidden",
+        "heads",
+        "kv_heads",
+        "intermediate",
+        "vocab",
+        "context",
+        "head",
+        "experts",
+        "experts_per_token",
+        "shared",
+    )
     for name, sizes in scope["TABLE"].items():
         spec[name] = models.Model(name=name, dtype="bfloat16", **dict(zip(names, sizes)))
     return {**models.MODELS, **spec}
@@ -179,7 +272,14 @@ def main():
             m = models.MODELS["micro"]
             m = dataclasses.replace(m, heads=2, kv_heads=1, head=32)
             measure.PHASE_S = 0.1
-            session(m, 40, 3, [p for p in law_grid(400, 600) if p.context < 400 and p.tokens + p.cached < 400 and p.decoding < 20], out, extras=False)
+            session(
+                m,
+                40,
+                3,
+                [p for p in law_grid(400, 600) if p.context < 400 and p.tokens + p.cached < 400 and p.decoding < 20],
+                out,
+                extras=False,
+            )
     finally:
         pack(out)
         print("seconds", round(time.monotonic() - STARTED, 1))

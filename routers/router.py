@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, NamedTuple, Optional
 
+from servesim.core.native import keep_compiled_fields, mypyc_attr
+
 CHARACTERS_PER_TOKEN = 4  # of a simulated text; routers that see characters count these
 
 
@@ -33,6 +35,7 @@ class Replica(NamedTuple):
     kv_usage: float = 0.0  # share of its KV blocks in use
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Memory:
     """What a router knows by itself. A router with more to remember has a subclass."""
 
@@ -49,9 +52,14 @@ class Fleet(NamedTuple):
     memory: Any
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class Router:
     """Chooses replicas. `choices` is a pure function of the request and of the fleet."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        keep_compiled_fields(cls)
 
     @property
     def learns(self) -> bool:

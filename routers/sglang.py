@@ -12,7 +12,7 @@ from typing import Any, Literal, Optional
 
 from .blake3 import blake3
 from .router import Asked, Fleet, Memory, Router, least
-from .simple import RoundRobin, Sticky
+from .simple import Sticky, TurnMemory
 from .text_owners import TextOwners
 
 BOUND = 1.25  # of prefix_hash: load of a replica / mean load
@@ -93,20 +93,23 @@ class SglangCacheAware(Ordered):
 
 
 @dataclass(frozen=True)
-class SglangRoundRobin(Ordered, RoundRobin):
+class SglangRoundRobin(Ordered):
     """Each replica in turn, in the order of the router."""
+
+    @property
+    def learns(self) -> bool:
+        return False
+
+    def memory(self, replicas: int) -> Any:
+        return TurnMemory(replicas)
 
     def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
         order = self.ordered(fleet)
         return [order[fleet.memory.turn % len(order)]]
 
-
-class ManualMemory(Memory):
-    """The replica of each key."""
-
-    def __init__(self, replicas: int) -> None:
-        super().__init__(replicas)
-        self.replica_of: dict[str, int] = {}
+    def sent(self, request: Asked, replica: int, fleet: Fleet) -> None:
+        super().sent(request, replica, fleet)
+        fleet.memory.turn += 1
 
 
 @dataclass(frozen=True)

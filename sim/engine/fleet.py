@@ -20,17 +20,11 @@ from servesim.core import Request
 from servesim.routers.router import Asked, Router
 from servesim.routers.router import Fleet as View
 
+from .exact_time import At
 from .replica import Replica
 from .several import Servers
 
 Ask = Callable[[Request], Asked]  # what the router sees of a request
-
-
-class At(float):
-    """A delay of SimPy that ends at an exact time: the sum of the time now and of a difference has a rounding error."""
-
-    def __radd__(self, now: float) -> float:
-        return float(self)
 
 
 class Fleet(Servers):
