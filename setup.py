@@ -21,7 +21,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 MYPY = "mypy==2.4.1"
-COMPILED = ("core/*", "engine/*", "costs/*", "policies/*", "policies/*/*", "runs/request_rows")
+COMPILED = ("core/*", "engine/*", "costs/*", "policies/*", "policies/*/*", "routers/*", "runs/request_rows")
 INTERPRETED = (
     "__init__",
     "errors", "limits", "native",  # subclasses of built-in exceptions; rarely used; see its text
@@ -29,6 +29,7 @@ INTERPRETED = (
     # read mappings and files, once per run
     "device_profile", "mapping", "named_profile", "profile", "profile_file", "terms", "uncertainty",
     "config_file", "export", "tuning", "validation", "vllm_flags",  # configurations of engines, read and written
+    "blake3", "exact_time",  # of keys; see its text
     "kv_memory", "model_arithmetic", "model_config", "profile_verdict",  # used at most once per run
 )  # fmt: skip
 # mypy must not follow imports to the packages that only other modules need.
@@ -135,7 +136,7 @@ def compiled_files(package: Path) -> list[str]:
 
 def packages() -> list[str]:
     """Return the packages: the folders with an `__init__.py`. The folder sim/ is the package `servesim` itself."""
-    tops = ("sim", "policies", "calibrate", "traces")
+    tops = ("sim", "policies", "routers", "calibrate", "traces")
     folders = [file.parent for top in tops for file in sorted(Path(top).rglob("__init__.py"))]
     return [".".join(("servesim", *folder.parts)).replace("servesim.sim", "servesim", 1) for folder in folders]
 

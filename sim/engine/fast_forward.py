@@ -29,6 +29,7 @@ from .model_call import launch_decodes, put_in_flight, run_on
 from .shape import Padding
 from .step import NO_REQUESTS, Step
 
+ROUNDED_DOWN: Final = 1 - 1e-9  # a sum of step times is at least this part of their product with the number of steps
 MANY_BLOCKS: Final = 1 << 40  # more than any segment allocates; sums of a larger number would be slow
 
 
@@ -185,6 +186,21 @@ class FastForward(HeldSteps):
             server.view.state = loop.policy.advance_state(server.view.state, decided - 1)
         return held.decision
 
+    def earliest_end(self, step: Step) -> float:
+        """Return a time before which no step of a held plan ends that changes who decodes."""
+        cohort, plan = self.server.cohort, step.plan
+        live, extra = cohort.size, plan.padding_rows
+        costs = self._costs.setdefault(extra, {})
+        self._costs_now, self._extra = costs, extra
+        cost = costs.get(live)
+        if cost is None:
+            cost = self._decode_cost(live, extra)
+        if not cost.linear or self._learns or self.loop.inbox.delayed:
+            return step.start
+        hold, horizon, _ = self._bounds(plan)
+        steps = min(hold, cohort.next_finish - cohort.steps)
+        return min(horizon, step.start + steps * (cost.fixed + cost.slope * cohort.context) * ROUNDED_DOWN)
+
     def _start_segment(self, step: Step, cold: float) -> None:
         """Begin a segment with a step, which starts when the step before it ends."""
         cohort = self.server.cohort
@@ -324,6 +340,8 @@ class FastForward(HeldSteps):
         if inbox.delayed or inbox.followers:
             steps = self._steps_until_visible(steps)
         horizon = inbox.next_arrival if self._only_arrivals and until is None else self._horizon(until)
+        if self.loop.barrier < horizon:
+            horizon = self.loop.barrier
         return steps, horizon, hold.past_finish and until is None and not inbox.followers
 
     def _learn(self, now: float) -> bool:
@@ -377,5 +395,5 @@ class FastForward(HeldSteps):
             held.horizon = now
             return limit
         inbox.receive(now, loop.calls + steps)
-        held.horizon = self._horizon(until)
+        held.horizon = min(self._horizon(until), loop.barrier)
         return min(limit, inbox.delayed[0][0] - loop.calls - 1)

@@ -28,7 +28,7 @@ class Inbox:
 
     __slots__ = (
         "_coming", "_direct", "_next", "_next_serial", "_open", "_released", "client_delay", "delayed", "end_lag",
-        "followers", "lag", "next_arrival", "per_request", "per_token", "seconds", "timeout",
+        "ended", "followers", "lag", "next_arrival", "per_request", "per_token", "reports_ends", "seconds", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +66,8 @@ class Inbox:
         self._direct = self.lag == 1
         self._next_serial = len(all_requests)
         self._released: list[tuple[float, int, Request]] = []  # followers whose predecessor has finished
+        self.reports_ends = bool(self.followers)
+        self.ended: Optional[list[tuple[float, Request]]] = None  # in a fleet: when requests ended, for the router
         self.delayed: deque[tuple[int, Request]] = deque()  # (ended calls at which it becomes visible, request)
         self.next_arrival = self._arrival(0)
 
@@ -101,9 +103,21 @@ class Inbox:
         self._release(request)
         self._update_next_arrival()
 
-    def release_followers(self, id: Any, now: float) -> None:
-        """Start the think time of the requests that follow this one."""
-        for request in self.followers.pop(id, ()):
+    def send(self, request: Request) -> None:
+        """Add a request of a router. It comes after those before it."""
+        request.serial = self._next_serial
+        self._next_serial += 1
+        if self.per_request or self.per_token:
+            before = self._coming[-1].arrival if self._coming else -math.inf
+            request.arrival = max(before, request.sent) + self._work(request)
+        self._coming.append(request)
+        self._update_next_arrival()
+
+    def end(self, ended: Request, now: float) -> None:
+        """Start the think time of the requests that follow this one; in a fleet, tell the router."""
+        if self.ended is not None:
+            self.ended.append((now, ended))
+        for request in self.followers.pop(ended.id, ()):
             request.sent = request.visible_at = request.state_since = now + max(request.think_time, self.client_delay)
             self._release(request)
         self._update_next_arrival()

@@ -13,44 +13,23 @@ from typing import Any
 from servesim.core import Request
 
 from .loop import Loop
-from .work_totals import KindTotals
+from .several import Servers
 
 
-class LockStep:
-    """Runs the loops of all ranks together. They share one clock; the first server gets the totals of all."""
+class LockStep(Servers):
+    """Runs the loops of all ranks together. They share one clock."""
 
     def __init__(self, loops: Sequence[Loop]) -> None:
-        self.loops = loops
-        first = loops[0]
-        self.server, self.policy, self.clock = first.server, first.policy, first.clock
-        self.now = 0.0
+        super().__init__(loops)
+        self.clock = loops[0].clock
         self.idle_s = 0.0  # seconds in which no rank has a model call
-        for loop in loops:
-            loop.server.token_gaps = first.server.token_gaps
-            if loop.server.prefix_cache is not None and first.server.prefix_cache is not None:
-                loop.server.prefix_cache.stats = first.server.prefix_cache.stats
         self._exchange()
-
-    @property
-    def calls(self) -> int:
-        """Model calls that have ended, of all ranks."""
-        return sum(loop.calls for loop in self.loops)
 
     def run(self) -> float:
         """Run until all requests are done. Return the time."""
         while self._step():
             self._exchange()
         return self.now
-
-    def add_totals(self) -> dict[str, KindTotals]:
-        """Add KV use and waits of all ranks to those of the first; return what the model calls computed."""
-        work = self.server.work.by_kind()
-        for loop in self.loops[1:]:
-            self.server.kv_use.add(loop.server.kv_use)
-            self.server.waits.add(loop.server.waits, self.now)
-            for kind, sums in loop.server.work.by_kind().items():
-                work[kind].add(sums)
-        return work
 
     def _exchange(self) -> None:
         """Tell every rank how many requests run on each."""

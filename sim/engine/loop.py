@@ -71,6 +71,9 @@ class Loop:
         if self._polls and not self.empty_step:
             raise BadInput("engine.empty_step: expected more than 0 for an engine that polls, got 0")
         self.now = 0.0
+        self.barrier = math.inf  # in a fleet: held steps run up to this time, after which a request may come
+        self.held: Optional[Step] = None  # in a fleet: a decided step of a held plan that has not run
+        self.in_fleet = False
         self.calls = 0  # model calls that have ended
         self._idle = True  # no model call has run since the last wait
         self._steps_without_call = 0  # steps since the last call or wait
@@ -84,7 +87,7 @@ class Loop:
         self._depth = server.rules.steps_in_flight
         server.record_moves = bool(observers)
         # no observer, client or follower waits for the end of a step
-        self.fast_path = not (observers or check or inbox.end_lag or inbox.followers)
+        self.fast_path = not (observers or check or inbox.end_lag or inbox.reports_ends)
         self.fast_forward = clock.make_fast_forward(self)
 
     def run(self, stop: Optional[Callable[[], bool]] = None) -> float:
@@ -106,9 +109,10 @@ class Loop:
         if not (step.decode_rows or step.chunks or step.runs_model):
             return self._go_on_without_call(step, state)
         if step.hold and self.fast_forward is not None and self._may_fast_forward():
-            self._idle, self._steps_without_call = False, 0
-            self.now = self.fast_forward.run(step)
-            self._tokens_generated, self._last_progress = server.tokens_generated, self.calls  # every step has a token
+            if self.in_fleet:
+                self.held = step
+            else:
+                self.run_held(step)
             return None
         if self.device is not None:
             self.device.compute(step)
@@ -118,6 +122,13 @@ class Loop:
             end = self.clock.start_call(step, step.start, server.rules)
         self.send(step, end)
         return None
+
+    def run_held(self, step: Step) -> None:
+        """Run a decided step of a held plan, and the steps after it."""
+        assert self.fast_forward is not None
+        self._idle, self._steps_without_call = False, 0
+        self.now = self.fast_forward.run(step)
+        self._tokens_generated, self._last_progress = self.server.tokens_generated, self.calls  # every step has a token
 
     def _may_fast_forward(self) -> bool:
         """Whether held steps can run as one event. With steps in flight, failures and lag need every step."""
@@ -263,7 +274,9 @@ class Loop:
         return next_event
 
     def require_done(self) -> None:
-        """Raise Stuck if requests remain although no event will come."""
+        """Raise Stuck if requests remain although no event will come. In a fleet, more requests may come."""
+        if self.in_fleet:
+            return
         if not self.server.idle():
             raise self.stuck("no request runs and no request will arrive", "returned no work")
         if unreleased := self.inbox.unreleased():
@@ -335,7 +348,7 @@ class Loop:
 
     def _report_to_client(self, request: Request, now: float) -> None:
         request.client_end = now
-        self.inbox.release_followers(request.id, now)
+        self.inbox.end(request, now)
 
 
 REJECT_OVERSIZED = {"auto": None, "always": True, "never": False}  # None: the rules of the engine decide

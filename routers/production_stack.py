@@ -1,0 +1,156 @@
+"""The router of vLLM's production-stack."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import md5
+from typing import Any, Optional
+
+from .router import Asked, Fleet, Memory, Router
+
+CHUNK = 128  # characters of a node
+POINTS = 160  # of a replica on the ring of sessions
+
+
+class StatisticsMemory(Memory):
+    """When requests were sent to each replica in the last seconds; None: it has not been sent any."""
+
+    def __init__(self, replicas: int) -> None:
+        super().__init__(replicas)
+        self.sent_at: list[Optional[deque[float]]] = [None] * replicas
+        self.turns: dict[tuple[int, ...], int] = {}  # by the set of replicas
+        self.root = ChunkNode()
+
+
+class ChunkNode:
+    """A chunk of text below its parent, and the replicas that were sent it."""
+
+    __slots__ = ("children", "replicas")
+
+    def __init__(self) -> None:
+        self.children: dict[str, ChunkNode] = {}
+        self.replicas: set[int] = set()
+
+
+@dataclass(frozen=True)
+class LowestRate(Router):
+    """The replica that was sent the fewest requests lately; one without requests first."""
+
+    request_stats_window: float = 60.0  # seconds
+
+    @property
+    def learns(self) -> bool:
+        return False
+
+    def memory(self, replicas: int) -> Any:
+        return StatisticsMemory(replicas)
+
+    def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
+        rates = {replica: self.rate(fleet, replica) for replica in fleet.present}
+        unknown = [replica for replica, rate in rates.items() if rate is None]
+        return unknown[:1] or [min(fleet.present, key=lambda replica: rates[replica] or 0.0)]
+
+    def rate(self, fleet: Fleet, replica: int) -> Optional[float]:
+        """Return the requests per second that a replica was sent lately."""
+        times: Optional[deque[float]] = fleet.memory.sent_at[replica]
+        if times is None:
+            return None
+        return sum(time >= fleet.now - self.request_stats_window for time in times) / self.request_stats_window
+
+    def sent(self, request: Asked, replica: int, fleet: Fleet) -> None:
+        super().sent(request, replica, fleet)
+        memory = fleet.memory
+        times = memory.sent_at[replica]
+        if times is None:
+            times = memory.sent_at[replica] = deque()
+        times.append(fleet.now)
+        while times[0] < fleet.now - self.request_stats_window:
+            times.popleft()
+
+
+@dataclass(frozen=True)
+class StackRoundRobin(LowestRate):
+    """Each replica in turn; every set of replicas has a turn of its own."""
+
+    def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
+        return [fleet.present[fleet.memory.turns.get(tuple(fleet.present), 0) % len(fleet.present)]]
+
+    def sent(self, request: Asked, replica: int, fleet: Fleet) -> None:
+        super().sent(request, replica, fleet)
+        turns, present = fleet.memory.turns, tuple(fleet.present)
+        turns[present] = turns.get(present, 0) + 1
+
+
+@dataclass(frozen=True)
+class StackSession(LowestRate):
+    """A session has one replica, on a ring of hashes; without a session, the rates decide."""
+
+    urls: tuple[str, ...] = ()  # of the replicas: the ring depends on them; empty: names made of their numbers
+
+    def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
+        if request.key is None:
+            return super().choices(request, fleet)
+        names = {self.urls[replica] if self.urls else f"replica-{replica}": replica for replica in fleet.present}
+        points, owners = ring(tuple(names))
+        place = bisect(points, position(request.key))
+        return [names[owners[points[place % len(points)]]]]
+
+
+def position(key: str) -> int:
+    """Return the place of a text on the ring."""
+    return int.from_bytes(md5(key.encode()).digest(), "big")
+
+
+@lru_cache(maxsize=64)
+def ring(names: tuple[str, ...]) -> tuple[list[int], dict[int, str]]:
+    """Return the points of all replicas in order, and the replica of each."""
+    owners = {position(f"{name}-{number}"): name for name in names for number in range(POINTS)}
+    return sorted(owners), owners
+
+
+@dataclass(frozen=True)
+class StackPrefixAware(LowestRate):
+    """Any of the replicas that were sent the longest beginning of the text."""
+
+    prefix_min_match_length: int = 0  # characters; a shorter match lets the rates decide
+
+    @property
+    def reads_text(self) -> bool:
+        return True
+
+    def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
+        matched, replicas = match(fleet.memory.root, request.text, set(fleet.present))
+        return super().choices(request, fleet) if matched < self.prefix_min_match_length else sorted(replicas)
+
+    def sent(self, request: Asked, replica: int, fleet: Fleet) -> None:
+        super().sent(request, replica, fleet)
+        node = fleet.memory.root
+        node.replicas.add(replica)
+        for chunk in chunks(request.text):
+            node = node.children.setdefault(chunk, ChunkNode())
+            node.replicas.add(replica)
+
+
+def chunks(text: str) -> list[str]:
+    """Return a text in pieces; the last one may be shorter."""
+    return [text[start : start + CHUNK] for start in range(0, len(text), CHUNK)]
+
+
+def match(node: ChunkNode, text: str, replicas: set[int]) -> tuple[int, set[int]]:
+    """Return how many characters of a text some of these replicas were sent, in whole chunks, and which ones."""
+    matched = 0
+    for chunk in chunks(text):
+        child = node.children.get(chunk)
+        if child is None or not child.replicas & replicas:
+            break
+        node, replicas, matched = child, child.replicas & replicas, matched + CHUNK
+    return matched, replicas
+
+
+def follows_cache(tokens: int, matched: int, threshold: int = 2000) -> bool:
+    """Whether `kvaware` takes the first instance that the cache controller names."""
+    return matched >= max(tokens - threshold, 0)

@@ -1,0 +1,106 @@
+"""The base class of routers: it sends each request of a fleet to one replica.
+
+A router is like a policy: its fields are its settings, and it chooses with what it is given. What a real router keeps
+between two requests is its memory, an object of its own. The methods `sent`, `prefilled`, `ended` and `reported` change
+it; a choice does not. So a recording of a real router can be followed choice by choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, NamedTuple, Optional
+
+from servesim.core.native import keep_compiled_fields, mypyc_attr
+
+CHARACTERS_PER_TOKEN = 4  # of a simulated text; routers that see characters count these
+
+
+class Asked(NamedTuple):
+    """What a router sees of a request."""
+
+    id: Any
+    text: str  # the prompt
+    tokens: int  # of the prompt
+    key: Optional[str] = None  # session, user or routing key
+    size: int = 0  # bytes of the HTTP body
+
+
+class Replica(NamedTuple):
+    """What a replica said about itself, at some time before."""
+
+    waiting: int = 0  # requests in its queue
+    running: int = 0
+    kv_usage: float = 0.0  # share of its KV blocks in use
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Memory:
+    """What a router knows by itself. A router with more to remember has a subclass."""
+
+    def __init__(self, replicas: int) -> None:
+        self.in_flight = [0] * replicas  # requests that it sent and whose answer has not ended
+        self.reported: Sequence[Replica] = [Replica()] * replicas
+
+
+class Fleet(NamedTuple):
+    """The replicas at the time of a choice."""
+
+    now: float
+    present: Sequence[int]  # replicas that may be chosen
+    memory: Any
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(frozen=True)
+class Router:
+    """Chooses replicas. `choices` is a pure function of the request and of the fleet."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        keep_compiled_fields(cls)
+
+    @property
+    def learns(self) -> bool:
+        """Whether a choice depends on what the replicas do: on ends, first tokens or reports."""
+        return True
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether a choice depends on the text of a request."""
+        return False
+
+    def memory(self, replicas: int) -> Any:
+        """Return the memory before the first request."""
+        return Memory(replicas)
+
+    def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
+        """Return the replicas that the rule allows; the real router takes one of them at random."""
+        raise NotImplementedError
+
+    def route(self, request: Asked, fleet: Fleet, random: Random) -> int:
+        """Return the replica of a request."""
+        choices = self.choices(request, fleet)
+        return choices[0] if len(choices) == 1 else random.choice(choices)
+
+    def sent(self, request: Asked, replica: int, fleet: Fleet) -> None:
+        """Remember a request that goes to a replica."""
+        fleet.memory.in_flight[replica] += 1
+
+    def prefilled(self, memory: Any, request: Asked, replica: int) -> None:
+        """Remember that a replica has sent the first token of a request."""
+
+    def ended(self, memory: Any, request: Asked, replica: int) -> None:
+        """Remember that the answer to a request has ended."""
+        memory.in_flight[replica] -= 1
+
+    def reported(self, memory: Any, replicas: Sequence[Replica]) -> None:
+        """Remember what the replicas said about themselves."""
+        memory.reported = replicas
+
+
+def least(scores: Sequence[float], present: Sequence[int]) -> list[int]:
+    """Return the replicas with the lowest score."""
+    lowest = min([scores[replica] for replica in present])
+    return [replica for replica in present if scores[replica] == lowest]

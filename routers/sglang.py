@@ -1,0 +1,183 @@
+"""The policies of SGLang's router (model gateway); vllm-router has the same rule of `cache_aware`.
+
+The load of a replica is the number of requests that this router sent and whose answer has not ended. The router keeps
+its replicas in an arbitrary order that does not change while none joins or leaves: `order`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Optional
+
+from .blake3 import blake3
+from .router import Asked, Fleet, Memory, Router, least
+from .simple import Sticky, TurnMemory
+from .text_owners import TextOwners
+
+BOUND = 1.25  # of prefix_hash: load of a replica / mean load
+
+
+@dataclass(frozen=True)
+class Ordered(Router):
+    """A router with an order of its replicas."""
+
+    order: tuple[int, ...] = ()  # empty: by number
+
+    def ordered(self, fleet: Fleet) -> list[int]:
+        """Return the replicas that may be chosen, in the order of the router."""
+        return [replica for replica in self.order or fleet.present if replica in fleet.present]
+
+
+class CacheMemory(Memory):
+    """The texts that were sent to the replicas."""
+
+    def __init__(self, replicas: int) -> None:
+        super().__init__(replicas)
+        self.owners = TextOwners()
+        self.pruned_at = 0.0
+
+
+@dataclass(frozen=True)
+class SglangCacheAware(Ordered):
+    """The replica that was sent the longest part of the text, unless the loads differ too much."""
+
+    cache_threshold: float = 0.3  # share of the text that must match
+    balance_abs_threshold: int = 64
+    balance_rel_threshold: float = 1.5
+    eviction_interval_secs: float = 120.0
+    max_tree_size: int = 2**26  # characters of a replica
+
+    @property
+    def reads_text(self) -> bool:
+        return True
+
+    def memory(self, replicas: int) -> Any:
+        return CacheMemory(replicas)
+
+    def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
+        owner = self.owner(request, fleet)
+        if owner is None:
+            return least(fleet.memory.in_flight, self.ordered(fleet))[:1]
+        return [owner] if owner in fleet.present else self.ordered(fleet)[:1]
+
+    def owner(self, request: Asked, fleet: Fleet) -> Optional[int]:
+        """Return the replica of a text that matches well enough; None: the loads decide."""
+        if self.is_imbalanced(fleet) or not request.text:
+            return None
+        matched, owner = fleet.memory.owners.find(request.text)
+        return owner if matched / len(request.text) > self.cache_threshold else None
+
+    def is_imbalanced(self, fleet: Fleet) -> bool:
+        """Whether the loads differ so much that they alone decide."""
+        loads: list[int] = [fleet.memory.in_flight[replica] for replica in fleet.present]
+        low, high = min(loads), max(loads)
+        return high - low > self.balance_abs_threshold and high > self.balance_rel_threshold * low
+
+    def sent(self, request: Asked, replica: int, fleet: Fleet) -> None:
+        memory, owner = fleet.memory, self.owner(request, fleet)
+        if not self.is_imbalanced(fleet):
+            memory.owners.touch(request.text)
+        super().sent(request, replica, fleet)
+        if owner is not None and owner not in fleet.present:
+            memory.owners.remove(owner)
+            return
+        memory.owners.insert(request.text, replica)
+        if fleet.now - memory.pruned_at >= self.eviction_interval_secs:
+            memory.pruned_at = fleet.now
+            self.prune(memory)
+
+    def prune(self, memory: Any) -> None:
+        """Remove old texts, as the router does at intervals."""
+        memory.owners.evict(self.max_tree_size)
+
+
+@dataclass(frozen=True)
+class SglangRoundRobin(Ordered):
+    """Each replica in turn, in the order of the router."""
+
+    @property
+    def learns(self) -> bool:
+        return False
+
+    def memory(self, replicas: int) -> Any:
+        return TurnMemory(replicas)
+
+    def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
+        order = self.ordered(fleet)
+        return [order[fleet.memory.turn % len(order)]]
+
+    def sent(self, request: Asked, replica: int, fleet: Fleet) -> None:
+        super().sent(request, replica, fleet)
+        fleet.memory.turn += 1
+
+
+@dataclass(frozen=True)
+class SglangManual(Sticky):
+    """A routing key stays on its replica; a request without a key goes to any."""
+
+    assignment_mode: Literal["random", "min_load", "min_group"] = "random"
+
+    def new_choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
+        if request.key is None or self.assignment_mode == "random":
+            return fleet.present
+        if self.assignment_mode == "min_load":
+            return least(fleet.memory.in_flight, fleet.present)
+        keys = [0] * len(fleet.memory.in_flight)
+        for replica in fleet.memory.replica_of.values():
+            keys[replica] += 1
+        return least(keys, fleet.present)
+
+
+@dataclass(frozen=True)
+class SglangConsistentHashing(Ordered):
+    """A routing key has one replica, found by its hash modulo their number, as release 0.3.2 does over HTTP."""
+
+    @property
+    def learns(self) -> bool:
+        return False
+
+    def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
+        if request.key is None:
+            return fleet.present
+        order = self.ordered(fleet)
+        return [order[int.from_bytes(blake3(request.key.encode())[:8], "little") % len(order)]]
+
+
+@dataclass(frozen=True)
+class SglangPowerOfTwo(Router):
+    """Any replica: over HTTP this router counts no requests, and without token loads both of two are equal."""
+
+    @property
+    def learns(self) -> bool:
+        return False
+
+    def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
+        return fleet.present
+
+
+def bounded_choice(loads: Sequence[int], hashed: int) -> int:
+    """Return the replica of prefix_hash: the hashed one, or the least loaded if its load is too far above the mean."""
+    total = sum(loads)
+    limit = BOUND * (total + 1) / len(loads)
+    if total == 0 or loads[hashed] <= limit:
+        return hashed
+    allowed = [replica for replica, load in enumerate(loads) if load <= limit]
+    return min(allowed, key=lambda replica: loads[replica]) if allowed else hashed
+
+
+@dataclass(frozen=True)
+class SglangPrefixHash(Ordered):
+    """The beginning of a text has one replica, found by its hash, with bounded loads."""
+
+    prefix_token_count: int = 256
+
+    @property
+    def reads_text(self) -> bool:
+        return True
+
+    def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
+        order = self.ordered(fleet)
+        beginning = request.text[: self.prefix_token_count * len(request.text) // max(1, request.tokens)]
+        hashed = int.from_bytes(blake3(beginning.encode()[:1024])[:8], "little") % len(order)
+        return [order[bounded_choice([fleet.memory.in_flight[replica] for replica in order], hashed)]]

@@ -1,0 +1,157 @@
+"""A fleet: replicas behind a router, as SimPy processes in one environment.
+
+The router process sends every request at its arrival. A process per replica runs the steps of its loop. No replica runs
+past the time at which something may come from outside: the next arrival, or, if requests follow others, the next time
+at which another replica may finish one. Times are exact: SimPy orders the events, the loops keep the times.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Generator, Sequence
+from contextlib import suppress
+from heapq import heappop, heappush
+from operator import attrgetter
+from random import Random
+from typing import Any, Callable, Optional
+
+import simpy
+from servesim.core import Request
+from servesim.routers.router import Asked, Router
+from servesim.routers.router import Fleet as View
+
+from .exact_time import At
+from .replica import Replica
+from .several import Servers
+
+Ask = Callable[[Request], Asked]  # what the router sees of a request
+
+
+class Fleet(Servers):
+    """Runs replicas and their router."""
+
+    def __init__(
+        self, replicas: Sequence[Replica], router: Router, requests: Sequence[Request], ask: Ask, seed: int,
+        staleness: float = 0.0,
+    ) -> None:  # fmt: skip
+        super().__init__([replica.loop for replica in replicas])
+        self.replicas = replicas
+        self.router = router
+        self.memory = router.memory(len(replicas))
+        self.present = list(range(len(replicas)))
+        self.staleness = staleness  # seconds between two reports of the replicas; 0: they are always new
+        self.replica_of: dict[Any, int] = {}  # by the id of a request
+        self._ask = ask
+        self._random = Random(f"router {seed}")
+        self._coming = sorted((r for r in requests if r.follows is None), key=attrgetter("sent"), reverse=True)
+        self._followers: dict[Any, list[Request]] = {}
+        for request in requests:
+            if request.follows is not None:
+                self._followers.setdefault(request.follows, []).append(request)
+        self._released: list[tuple[float, int, Request]] = []  # followers, by their arrival
+        self._ended: list[tuple[float, Request]] = []
+        self._is_static = not self._followers and not router.learns  # no choice depends on what the replicas do
+        for replica in replicas if not self._is_static else ():
+            replica.loop.inbox.ended = self._ended
+            replica.loop.fast_path = False
+        self._reported_at = -math.inf
+        self._env = simpy.Environment()
+        self._router_process: Optional[simpy.Process] = None
+        self._replica_processes: list[simpy.Process] = []
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds without a model call, of a replica on average."""
+        return sum(self.now - replica.loop.now + replica.idle_s for replica in self.replicas) / len(self.replicas)
+
+    def run(self) -> float:
+        """Run until all requests are done. Return the time."""
+        env = self._env
+        if self._is_static:
+            while self._coming:
+                self._send(self._coming.pop())
+        self._replica_processes = [env.process(self._run_replica(number)) for number in range(len(self.replicas))]
+        self._router_process = env.process(self._run_router())
+        env.run()
+        self.now = max(replica.loop.now for replica in self.replicas)
+        for replica in self.replicas:
+            replica.finish()
+        return self.now
+
+    def _run_router(self) -> Generator[simpy.Event, Any, None]:
+        while True:
+            time = self._next_arrival()
+            yield from self._sleep(time)
+            if time > self._next_arrival():
+                continue  # a request that follows another one comes earlier
+            self._tell_router(time)
+            while self._next_arrival() <= time:
+                number = self._send(self._pop())
+                self._replica_processes[number].interrupt()
+
+    def _run_replica(self, number: int) -> Generator[simpy.Event, Any, None]:
+        replica = self.replicas[number]
+        while True:
+            time = replica.run_until(self._horizon(number))
+            if self._followers:
+                self._release()
+            yield from self._sleep(time)
+
+    def _sleep(self, time: float) -> Generator[simpy.Event, Any, None]:
+        """Wait until a time, or until an interrupt."""
+        env = self._env
+        with suppress(simpy.Interrupt):
+            yield env.event() if time == math.inf else env.timeout(At(max(time, env.now)))
+
+    def _horizon(self, number: int) -> float:
+        """Return the time up to which nothing comes to a replica that is not known now."""
+        arrival = self._next_arrival()
+        if not self._followers:
+            return arrival
+        others = [other.wakes_at for place, other in enumerate(self.replicas) if place != number]
+        own = math.nextafter(self.replicas[number].wakes_at, math.inf)
+        return min(arrival, max(min(others, default=math.inf), own))
+
+    def _next_arrival(self) -> float:
+        """Return when the next request that is known reaches the router."""
+        coming = self._coming[-1].sent if self._coming else math.inf
+        return min(coming, self._released[0][0]) if self._released else coming
+
+    def _pop(self) -> Request:
+        if self._released and (not self._coming or self._released[0][0] < self._coming[-1].sent):
+            return heappop(self._released)[2]
+        return self._coming.pop()
+
+    def _send(self, request: Request) -> int:
+        """Let the router choose a replica, and send the request to it."""
+        asked = self._ask(request)
+        view = View(request.sent, self.present, self.memory)
+        number = self.router.route(asked, view, self._random)
+        self.router.sent(asked, number, view)
+        self.replica_of[request.id] = number
+        self.replicas[number].send(request)
+        return number
+
+    def _tell_router(self, now: float) -> None:
+        """Tell the router which requests have ended, and what the replicas report, up to now."""
+        ended = self._ended
+        if ended:
+            ended.sort(key=lambda end: end[0])
+            known = bisect_right([time for time, _ in ended], now)
+            for _, request in ended[:known]:
+                self.router.ended(self.memory, self._ask(request), self.replica_of[request.id])
+            del ended[:known]
+        if now - self._reported_at >= self.staleness:
+            self._reported_at = now
+            self.router.reported(self.memory, [replica.report() for replica in self.replicas])
+
+    def _release(self) -> None:
+        """Start the think time of requests whose predecessor has ended, and wake the router."""
+        first = self._next_arrival()
+        for now, request in self._ended:
+            for follower in self._followers.pop(request.id, ()):
+                follower.sent = follower.arrival = now + follower.think_time
+                heappush(self._released, (follower.sent, follower.serial, follower))
+        if self._next_arrival() < first and self._router_process is not None:
+            self._router_process.interrupt()

@@ -1,0 +1,89 @@
+"""One replica of a fleet: its loop runs up to the next time at which something may come from outside.
+
+A held plan is decided, but its steps wait. They run when a request comes, up to its arrival, or when one of them may
+finish a request before the fleet goes on. So arrivals at other replicas cost nothing, and the steps are those of a
+server that knows its arrivals from the beginning.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from servesim.core import Request
+from servesim.routers.router import Replica as Reported
+
+from .loop import Loop
+from .server import Server
+
+
+class Replica:
+    """The loop of one server in a fleet."""
+
+    __slots__ = ("_bound", "_fast_forward", "_reported", "idle_s", "loop", "sent", "wakes_at")
+
+    def __init__(self, loop: Loop, fast_forward: Any) -> None:
+        self.loop = loop
+        loop.in_fleet = True
+        self._fast_forward = fast_forward  # None: every step runs alone
+        self._bound = 0.0  # held steps change nothing before this time
+        self._reported = (-math.inf, Reported())
+        self.wakes_at = 0.0  # when it may change something next
+        self.idle_s = 0.0  # seconds without a model call
+        self.sent = 0  # requests
+
+    def send(self, request: Request) -> None:
+        """Add a request that the router sends now."""
+        self.sent += 1
+        self.loop.inbox.send(request)
+
+    def run_until(self, horizon: float) -> float:
+        """Run all steps that are decided before a time. Return when something may change next; inf: at a request."""
+        loop = self.loop
+        loop.barrier = horizon
+        while True:
+            held = loop.held
+            if held is not None:
+                if loop.inbox.next_arrival == math.inf and self._bound >= horizon:
+                    self.wakes_at = self._bound
+                    return self._bound
+                loop.held = None
+                loop.run_held(held)
+                continue
+            time = self._next_decision()
+            if time >= horizon:
+                self.wakes_at = time
+                return time
+            self._wait(time)
+            self._step()
+
+    def _step(self) -> None:
+        loop = self.loop
+        next_event = loop.step()
+        if loop.held is not None:
+            self._bound = self._fast_forward.earliest_end(loop.held)
+        self.wakes_at = loop.now if next_event is None else next_event
+
+    def _next_decision(self) -> float:
+        """Return when the next step is decided."""
+        return max(self.loop.now, min(self.wakes_at, self.loop.inbox.next_arrival))
+
+    def _wait(self, time: float) -> None:
+        if time > self.loop.now:
+            self.idle_s += time - self.loop.now
+            self.loop.now = time
+
+    def finish(self) -> None:
+        """Raise Stuck if requests remain, now that no more will come."""
+        self.loop.in_fleet = False
+        self.loop.require_done()
+
+    @property
+    def server(self) -> Server:
+        return self.loop.server
+
+    def report(self) -> Reported:
+        """Return what the replica says about itself."""
+        server = self.loop.server
+        pool = server.pool
+        return Reported(len(server.waiting) + len(server.swapped), len(server.running), pool.held / max(1, pool.total))
