@@ -154,7 +154,7 @@ def test_only_commands_use_argparse() -> None:
 @pytest.mark.parametrize(
     ("module", "home"),
     [
-        ("simpy", "servesim.engine.simulated"),
+        ("simpy", "servesim.engine"),
         ("mindspore", "servesim.calibrate.device.kbk"),
         ("mindformers", "servesim.calibrate.device.kbk"),
         ("torch", "servesim.calibrate.device.torch"),
