@@ -67,6 +67,12 @@ class Cluster(Keys):
         """The number of replicas."""
         return sum(pool.replicas for pool in self.all_pools)
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the replicas, POOL/NUMBER; none if there is only one, which is a server as any other."""
+        names = [f"{pool.name}/{number}" for pool in self.all_pools for number in range(pool.replicas)]
+        return names if len(names) > 1 else []
+
     def make_router(self) -> Router:
         """Return the router object."""
         return make_router(self.router, "cluster.router")
