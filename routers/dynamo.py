@@ -27,13 +27,13 @@ class Booked(Memory):
 class DynamoKv(Router):
     """The least cost, or one drawn by cost with a temperature."""
 
-    overlap_score_credit: float = 1.0
-    overlap_score_credit_decay: float = 0.0
-    prefill_load_scale: float = 1.0
-    decode_active_request_weight: float = 0.0
-    router_temperature: float = 0.0
-    block_size: int = 16
-    router_ttl_secs: float = 120.0
+    overlap_score_credit: float = 1.0  # weight of blocks that the replica has
+    overlap_score_credit_decay: float = 0.0  # a replica with more prefill work gets less credit
+    prefill_load_scale: float = 1.0  # weight of prefill work
+    decode_active_request_weight: float = 0.0  # weight of active requests
+    router_temperature: float = 0.0  # 0: always the least cost
+    block_size: int = 16  # tokens
+    router_ttl_secs: float = 120.0  # seconds that the router remembers a text
 
     @property
     def reads_text(self) -> bool:

@@ -24,7 +24,11 @@ Tree = dict[str, Any]
 EXCLUSIVE = (  # a key in a tree that is merged over another one removes the other key there
     ("trace", "workload"), ("workload", "trace"), ("num_blocks", "device_memory"), ("device_memory", "num_blocks"),
 )  # fmt: skip
-SHORT_FORMS = {"policy": "name", "trace": "path"}  # sections that may be a text -> the key that the text stands for
+SHORT_FORMS = {
+    "policy": "name",
+    "router": "name",
+    "trace": "path",
+}  # sections that may be a text -> the key that the text stands for
 TRACE_ENDINGS = (".csv", ".jsonl", ".parquet")  # of file names
 MAX_SECTIONS = 20  # of a key; scenarios have fewer than ten levels
 
@@ -119,7 +123,7 @@ def read_mapping(path: Union[str, Path], what: str) -> Tree:
 
 
 def as_section(key: str, value: Any) -> Any:
-    """Return `policy: NAME` and `trace: FILE` as mappings; other values unchanged."""
+    """Return `policy: NAME`, `router: NAME` and `trace: FILE` as mappings; other values unchanged."""
     return {SHORT_FORMS[key]: value} if key in SHORT_FORMS and isinstance(value, str) else value
 
 
@@ -131,7 +135,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
         if key == "profile" and is_named(value):
             result[key] = merge_profile(old, value)
         elif isinstance(old, Mapping) and isinstance(value, Mapping):
-            other = key == "policy" and "name" in value and value["name"] != old.get("name")
+            other = key in ("policy", "router") and "name" in value and value["name"] != old.get("name")
             result[key] = dict(value) if other else merge(old, value)
         else:
             result[key] = value

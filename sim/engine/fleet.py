@@ -71,10 +71,12 @@ class Fleet(Servers):
                 self._send(self._coming.pop())
         self._replica_processes = [env.process(self._run_replica(number)) for number in range(len(self.replicas))]
         self._router_process = env.process(self._run_router())
-        env.run()
-        self.now = max(replica.loop.now for replica in self.replicas)
-        idle = [self.now - replica.loop.now + replica.idle_s for replica in self.replicas]
-        self.idle_s = sum(idle) / len(idle)  # of a replica on average
+        try:
+            env.run()
+        finally:  # also if a replica is stuck
+            self.now = max([replica.loop.now for replica in self.replicas])
+            idle = [self.now - replica.loop.now + replica.idle_s for replica in self.replicas]
+            self.idle_s = sum(idle) / len(idle)  # of a replica on average
         for replica in self.replicas:
             replica.finish()
         return self.now

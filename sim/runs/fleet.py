@@ -54,6 +54,7 @@ def build_fleet(
         for _ in range(pool.replicas):
             own = server.model_copy(update={"seed": scenario.seed + len(replicas)})  # each has noise of its own
             loop, clock = build_simulation(own, [], observers, fast_forward, of_pool)
+            loop.server.name = cluster.names[len(replicas)] if cluster.size > 1 else ""
             replicas.append(Replica(loop, loop.fast_forward))
             clocks.append(clock)
     router = cluster.make_router()
