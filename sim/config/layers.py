@@ -25,9 +25,13 @@ EXCLUSIVE = (  # a key in a tree that is merged over another one removes the oth
     ("trace", "workload"), ("workload", "trace"), ("num_blocks", "device_memory"), ("device_memory", "num_blocks"),
     ("replicas", "pools"), ("pools", "replicas"),
 )  # fmt: skip
-SHORT_FORMS = {"policy": "name", "trace": "path", "router": "name"}  # sections that may be a text -> its key
+ROUTERS = ("router", "decode_router")  # keys of a cluster
+SHORT_FORMS = {"policy": "name", "trace": "path", **dict.fromkeys(ROUTERS, "name")}  # key of a section -> of its text
 TRACE_ENDINGS = (".csv", ".jsonl", ".parquet")  # of file names
-NAMES = ("policy.name", "cluster.router.name")  # another name drops the fields that were set under the old one
+NAMES = (
+    "policy.name",
+    *(f"cluster.{router}.name" for router in ROUTERS),
+)  # another name drops the fields that were set under the old one
 MAX_SECTIONS = 20  # of a key; scenarios have fewer than ten levels
 
 
@@ -133,7 +137,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
         if key == "profile" and is_named(value):
             result[key] = merge_profile(old, value)
         elif isinstance(old, Mapping) and isinstance(value, Mapping):
-            other = key in ("policy", "router") and "name" in value and value["name"] != old.get("name")
+            other = key in ("policy", *ROUTERS) and "name" in value and value["name"] != old.get("name")
             result[key] = dict(value) if other else merge(old, value)
         else:
             result[key] = value

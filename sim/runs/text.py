@@ -10,8 +10,8 @@ from servesim.config.validation import describe_validation
 from .intervals import describe_intervals, format_interval
 from .leading import leading_metrics
 from .metric_table import format_quantity, metric_title, metrics_in, percentile_name, unit_of
-from .prices import COSTS
 from .notes import note
+from .prices import COSTS
 from .request_rows import STATES
 from .run_warnings import source_notes
 
