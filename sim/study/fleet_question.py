@@ -20,13 +20,14 @@ from servesim.runs.request_rate import longer_scenario
 from servesim.runs.simulate import load_trace
 from servesim.traces.trace import has_field
 
-from .pilot_runs import MAX_REQUESTS, MIN_TURNOVER
+from .pilot_runs import MAX_REQUESTS
 from .ranking import Row, Summary
 from .rates import Curve
 
 SIMPLE_ROUTERS = ("round-robin", "least-requests")
 PREFIX_ROUTERS = {"vllm": "llm-d", "vllm-ascend": "llm-d", "sglang": "sglang-cache-aware"}  # of an engine
 ROUTER = "cluster.router"
+TURNOVER = 10  # requests of a run / requests in the fleet at the same time
 MORE_REPLICAS = 2.0  # times the first number: no fleet above it is tried
 Sweep = Callable[[str, Tree, Tree], Summary]  # name, parameters, base scenario
 
@@ -121,11 +122,18 @@ class FleetSearch:
     def replicas_of(self, replicas: int) -> Tree:
         """Return the fleet with the first router. Runs are long enough for a backlog to show."""
         tree = apply_assignment(self.base, {"cluster.replicas": replicas, ROUTER: self.routers[0]})
-        states = self.one.time_breakdown()
-        seconds = sum(states.values()) - states.get("queued", 0.0) - states.get("front_end", 0.0)
         requests = self.one.mean("completed") + self.one.mean("failed")
-        needed = min(MAX_REQUESTS, MIN_TURNOVER * self.rate * seconds)
+        needed = min(MAX_REQUESTS, TURNOVER * self.rate * self.seconds)
         return longer_scenario(tree, max(1, math.ceil(needed / requests)))
+
+    @property
+    def seconds(self) -> float:
+        """The mean seconds of a request in a replica at its highest load; without limits, at overload."""
+        good = [] if self.curve is None else [point.row for point in self.curve.points if point.good]
+        if good:
+            return good[-1].mean("mean_e2el_ms") / 1e3
+        states = self.one.time_breakdown()
+        return sum(states.values()) - states.get("queued", 0.0) - states.get("front_end", 0.0)
 
     def fleet(self, replicas: int) -> Fleet:
         """Return the answer for some replicas."""
