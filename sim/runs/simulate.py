@@ -33,6 +33,7 @@ from .fleet import build_fleet
 from .limit import limit_of
 from .metrics import Metrics
 from .notes import Note
+from .prices import costs_per_million, price_per_second
 from .replicas import Replicas, replicas_of
 from .request_rows import find_change, mark_client_timeouts
 from .utilisation import simulated_energy, utilisation
@@ -105,10 +106,16 @@ class Run:
         """Joules per 1,000 generated tokens."""
         return simulated_energy(self.work, self.end * self.servers, self.measures.outputs, self.about.get("power"))
 
+    @property
+    def price_per_second(self) -> Optional[float]:
+        """What the devices cost while the run lasts; None if it is not known."""
+        return price_per_second(self.scenario, self.profile)
+
     def result(self) -> dict[str, Any]:
         """Return the content of result.json: metrics under vLLM's keys, then simulator-only metrics."""
+        measured = self.measures.as_result()
         return {
-            **self.measures.as_result(),
+            **measured,
             **self.measures.of_groups(),
             "makespan": self.measures.makespan,
             "preemptions": sum([request.preemptions for request in self.requests]),
@@ -125,6 +132,7 @@ class Run:
             "mean_seconds": self.measures.time_breakdown(),
             **utilisation(self.work, self.about),
             "energy": self.energy,
+            **costs_per_million(self.price_per_second, measured),
             "outside_profile": self.outside_profile,
             "stuck": None if self.stuck is None else str(self.stuck),
             **({} if self.scenario.engine.sampling is None else {"sampling": self.scenario.engine.sampling}),
