@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import ExitStack
 from typing import Any
 
 from servesim.core import BadInput
@@ -32,6 +33,10 @@ def register(commands: Any) -> None:
     })  # fmt: skip
     where.add_argument("--port", type=int, default=8835, help="port to listen on, 0 for a free port (default 8835)")
     options.add(where, {
+        "--replicas N": "emulated servers, each with an engine of its own, on ports PORT, PORT + 1, ... (default 1; "
+        "needs --backend fake)",
+    }, type=int, default=1)  # fmt: skip
+    options.add(where, {
         "--max-open-requests N": "maximum open requests; further ones get status 503",
     }, type=int, default=4096)  # fmt: skip
     options.add(where, {
@@ -57,7 +62,7 @@ def serve_clients(args: argparse.Namespace) -> int:
     from servesim.calibrate.device.worker_client import WorkerFailed
     from servesim.calibrate.live.setup import DeviceSession
     from servesim.calibrate.server.http import is_local
-    from servesim.calibrate.server.service import ServerOptions, serve
+    from servesim.calibrate.server.service import ServerOptions, Service, serve
     from servesim.calibrate.server.tokenizers import FileTokenizer
     from servesim.config.layers import override
     from servesim.costs.device_profile import load_profile
@@ -77,19 +82,23 @@ def serve_clients(args: argparse.Namespace) -> int:
     elif args.backend == "fake":
         chosen.setdefault("cost", DEFAULT_COST)
     try:
-        with (
-            bound(args.host, args.port) as sockets,
-            DeviceSession(args.backend, args.model or "tiny", args.worker_python, args.weights, chosen) as session,
-        ):
+        with ExitStack() as stack:
+            ports = [args.port + number if args.port else 0 for number in range(args.replicas)]
+            sockets = [stack.enter_context(bound(args.host, port)) for port in ports]
             if key is None and not is_local(args.host):
                 print_warning(f"all machines that reach {args.host or 'this one'} can send requests; set --api-key")
-            session.load([scenario])
-            state = serve(session, scenario, sockets, server)
+            services = []
+            for each in sockets:
+                session = DeviceSession(args.backend, args.model or "tiny", args.worker_python, args.weights, chosen)
+                stack.enter_context(session).load([scenario])
+                services.append(Service(session, scenario, each, server))
+            states = serve(services)
     except (WorkerFailed, OutOfMemory) as failed:
         print(f"sim: {failed}", file=sys.stderr)
         return 1
-    leaked = state["total_blocks"] - state["free_blocks"]
-    print(f"stopped after {state['calls']} model calls" + (f"; {leaked} blocks leaked" if leaked else ""))
+    leaked = sum(state["total_blocks"] - state["free_blocks"] for state in states)
+    calls = sum(state["calls"] for state in states)
+    print(f"stopped after {calls} model calls" + (f"; {leaked} blocks leaked" if leaked else ""))
     return 1 if leaked else 0
 
 
@@ -101,8 +110,12 @@ def check_options(args: argparse.Namespace) -> None:
         raise BadInput(f"--default-output: expected at least 1, got {args.default_output}")
     if not all(args.served_model_name):
         raise BadInput("--served-model-name: expected a name, got an empty text")
-    if not 0 <= args.port < 65536:
-        raise BadInput(f"--port: expected 0 to 65535, got {args.port}")
+    if args.replicas < 1:
+        raise BadInput(f"--replicas: expected at least 1, got {args.replicas}")
+    if args.replicas > 1 and args.backend != "fake":
+        raise BadInput(f"--replicas {args.replicas}: expected --backend fake; a device runs one server")
+    if not 0 <= args.port <= 65536 - args.replicas:
+        raise BadInput(f"--port: expected 0 to {65536 - args.replicas}, got {args.port}")
     if args.backend == "fake":
         for option, value in (("--model", args.model), ("--weights", args.weights)):
             if value is not None:
