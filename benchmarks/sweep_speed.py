@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from servesim.report.rate_page import write_report
-from servesim.runs.simulate import build_simulation, copy_requests
+from servesim.runs.build import build_simulation, copy_requests
 from servesim.study.executor import Executor, Serial, process_pool
 from servesim.study.experiment import Experiment
 from servesim.study.ranking import Summary

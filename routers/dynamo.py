@@ -39,6 +39,10 @@ class DynamoKv(Router):
     def reads_text(self) -> bool:
         return True
 
+    @property
+    def reads_first_tokens(self) -> bool:
+        return True
+
     def memory(self, replicas: int) -> Any:
         return Booked(replicas)
 

@@ -37,6 +37,10 @@ class LlmD(Router):
     def reads_text(self) -> bool:
         return True
 
+    @property
+    def report_interval(self) -> float:
+        return 0.05
+
     def memory(self, replicas: int) -> Any:
         return BlocksMemory(replicas)
 

@@ -71,6 +71,16 @@ class Router:
         """Whether a choice depends on the text of a request."""
         return False
 
+    @property
+    def reads_first_tokens(self) -> bool:
+        """Whether a choice depends on the first tokens of earlier requests: `prefilled` changes the memory."""
+        return False
+
+    @property
+    def report_interval(self) -> float:
+        """Seconds between two reports of the replicas, as the real router gets them."""
+        return 0.0
+
     def memory(self, replicas: int) -> Any:
         """Return the memory before the first request."""
         return Memory(replicas)

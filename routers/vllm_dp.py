@@ -36,6 +36,10 @@ class VllmDataParallel(Router):
     clients: int = 1  # API server processes
     client: int = 0  # number of this one
 
+    @property
+    def report_interval(self) -> float:
+        return 0.1
+
     def memory(self, replicas: int) -> Any:
         return ClientMemory(replicas, replicas * self.client // self.clients)
 

@@ -24,7 +24,7 @@ from servesim.engine.loop import Loop
 from servesim.engine.server import Server
 from servesim.engine.simulated import SimulatedClock
 from servesim.engine.step import Step, batch
-from servesim.runs.simulate import copy_requests
+from servesim.runs.build import copy_requests
 
 TIMES = attrgetter(
     "id", "outcome", "written", "preemptions", "scheduled", "first_token", "last_token", "finish", "client_end"

@@ -8,7 +8,8 @@ from functools import cache
 from pathlib import Path
 
 PACKAGES = {  # folder of the checkout -> package
-    "sim": "servesim", "policies": "servesim.policies", "calibrate": "servesim.calibrate", "traces": "servesim.traces",
+    "sim": "servesim", "policies": "servesim.policies", "routers": "servesim.routers",
+    "calibrate": "servesim.calibrate", "traces": "servesim.traces",
 }  # fmt: skip
 Graph = Mapping[str, set[str]]
 

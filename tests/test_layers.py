@@ -18,7 +18,7 @@ from .layers import PACKAGES, cycles, graph, imported_names, modules, violations
 # Every unit (a folder, or a module at the top of a folder) and the units that it may import; see docs/structure.md.
 BASE = {"core", "files"}
 TRACES = {"traces", "traces.read", "traces.make"}
-CONFIG = BASE | TRACES | {"engine", "costs", "policies", "config"}
+CONFIG = BASE | TRACES | {"engine", "costs", "policies", "routers", "config"}
 RUNS = CONFIG | {"runs", "version"}
 STUDY = RUNS | {"statistics", "study"}
 LIVE = STUDY | {"calibrate.device", "calibrate.probe", "calibrate.live"}
@@ -35,7 +35,8 @@ FAMILY_CONFIG = {
 ALLOWED: dict[str, set[str]] = {
     "core": set(),
     "files": {"core"},
-    "engine": {"core"},
+    "routers": {"core"},
+    "engine": {"core", "routers"},
     "policies": {"core", "engine"},
     **dict.fromkeys(FAMILY_CONFIG, BASE | FAMILY_CONFIG | {"policies", "engine", "costs", "config"}),
     "costs": BASE,
@@ -153,7 +154,7 @@ def test_only_commands_use_argparse() -> None:
 @pytest.mark.parametrize(
     ("module", "home"),
     [
-        ("simpy", "servesim.engine.simulated"),
+        ("simpy", "servesim.engine"),
         ("mindspore", "servesim.calibrate.device.kbk"),
         ("mindformers", "servesim.calibrate.device.kbk"),
         ("torch", "servesim.calibrate.device.torch"),

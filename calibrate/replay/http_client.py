@@ -29,9 +29,10 @@ from servesim.core import BadInput, Request
 from servesim.core.content import Content
 from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
+from servesim.runs.build import copy_requests
 from servesim.runs.intervals import intervals_of, simulate_draws
 from servesim.runs.run_folder import run_data
-from servesim.runs.simulate import copy_requests, simulate
+from servesim.runs.simulate import simulate
 from servesim.traces.trace import Trace
 
 from .measured_run import MeasuredRun, client_row, run_from_client

@@ -27,8 +27,9 @@ from servesim.costs.parts import NO_HOST, HostPart
 from servesim.engine.rules import rules_of
 from servesim.files.csv_rows import read_csv
 from servesim.runs.answers import split_answers, with_answers
+from servesim.runs.build import copy_requests
 from servesim.runs.run_folder import DECISIONS, RunData, run_data, write_decisions, write_run
-from servesim.runs.simulate import Run, copy_requests, load_trace, simulate
+from servesim.runs.simulate import Run, load_trace, simulate
 from servesim.study.sweep_file import read_experiment
 from servesim.traces.trace import Trace
 

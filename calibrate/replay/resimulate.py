@@ -19,10 +19,11 @@ from servesim.costs.device_profile import Profile, load_profile
 from servesim.engine.loop import Loop
 from servesim.engine.simulated import SimulatedClock
 from servesim.files.step_table import ModelCall
+from servesim.runs.build import build_scenario_loop, copy_requests
 from servesim.runs.decision_log import InMemoryLog
 from servesim.runs.intervals import intervals_of, simulate_draws
 from servesim.runs.run_folder import RunData, run_data
-from servesim.runs.simulate import Run, build_scenario_loop, copy_requests, run_loop
+from servesim.runs.simulate import Run, run_loop
 from servesim.traces.trace import Trace
 
 from .verify import Comparison, compare
@@ -87,7 +88,7 @@ def simulate_with_cost(
     loop = build_scenario_loop(scenario, requests, clock, (notes,), profile.front_end)
     if isinstance(cost, MeasuredCost):
         cost.loop = loop
-    run = run_loop(loop, clock, scenario, profile, requests)
+    run = run_loop(loop, [clock], scenario, profile, requests)
     return replace(run, padded_tokens=0, padded_rows=0), notes.rows  # a live run does not count padding
 
 
@@ -104,7 +105,7 @@ def replay_intervals(
         clock = SimulatedClock(profile.with_noise(scenario.seed) if scenario.noise else profile.cost)
         copies = copy_requests(trace.requests)
         loop = build_scenario_loop(scenario, copies, clock, (), profile.front_end)
-        return run_loop(loop, clock, scenario, profile, copies)
+        return run_loop(loop, [clock], scenario, profile, copies)
 
     trace = Trace(list(requests), "replay", "synth")
     return intervals_of(run, simulate_draws(run.scenario, profile, draws, trace, simulate_draw), profile)

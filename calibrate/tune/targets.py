@@ -19,7 +19,7 @@ from servesim.calibrate.replay.replay import ProgressLine, as_backend_scenario, 
 from servesim.config.scenario import Scenario
 from servesim.core import BadInput
 from servesim.costs.device_profile import Profile
-from servesim.runs.simulate import copy_requests
+from servesim.runs.build import copy_requests
 
 SERVER_START_S = 600.0  # until a restarted server must accept connections
 

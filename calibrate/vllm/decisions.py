@@ -17,7 +17,7 @@ from servesim.config.scenario import FrontEnd, Scenario
 from servesim.core import Request, Shape
 from servesim.costs.device_profile import Profile
 from servesim.files.step_table import MeasuredStep, ModelCall
-from servesim.runs.simulate import copy_requests
+from servesim.runs.build import copy_requests
 
 AT_ONCE = FrontEnd(seconds=0.0, per_request=0.0)  # the delay of the front end is part of the recorded arrivals
 

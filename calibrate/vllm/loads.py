@@ -15,7 +15,7 @@ from servesim.calibrate.replay.http_client import Target
 from servesim.calibrate.replay.replay import ProgressLine
 from servesim.core import BadInput, Request
 from servesim.core.content import content_of_pieces
-from servesim.runs.simulate import copy_requests
+from servesim.runs.build import copy_requests
 from servesim.traces.make.synth import synthesise
 
 SINGLE_LENGTHS = (2048, 16, 32, 64, 128, 256, 512, 1024, 16, 32, 64, 128)  # short ones twice: they show the front end

@@ -57,6 +57,7 @@ def change_paths(tree: Mapping[str, Any], change: Change) -> Tree:
         ("proof", in_trace),
         ("server_config", in_trace),
         ("workload", in_workload),
+        ("cluster", in_cluster),
     ):
         if key in result:
             result[key] = replace(result[key], change)
@@ -76,6 +77,17 @@ def in_trace(trace: Any, change: Change) -> Any:
     if isinstance(trace, Mapping):
         return in_section(trace, ("path", "tokenizer"), change)
     return change(trace) if usable(trace) else trace
+
+
+def in_cluster(cluster: Any, change: Change) -> Any:
+    if not isinstance(cluster, Mapping):
+        return cluster
+    changed = {**cluster, **({"router": in_policy(cluster["router"], change)} if "router" in cluster else {})}
+    if isinstance(cluster.get("pools"), list):
+        changed["pools"] = [
+            change_paths(pool, change) if isinstance(pool, Mapping) else pool for pool in cluster["pools"]
+        ]
+    return changed
 
 
 def in_policy(policy: Any, change: Change) -> Any:

@@ -22,7 +22,8 @@ from servesim.files.checked import ByteSize, Int, Keys, Number, validate
 from servesim.files.read import did_you_mean
 from servesim.policies import POLICIES
 
-from .layers import Tree, as_section
+from .cluster import Cluster, Pool
+from .layers import Tree, as_section, merge
 from .memory import DeviceMemory, ModelKey, about_profile, blocks_of, host_copy_times
 from .registry import ENGINE, make_policy
 from .user_code import code_access, names_file
@@ -214,6 +215,7 @@ class Scenario(Keys):
         "ascend910b4-llama2-7b",
         description="step costs: bundled profile, profile folder, {model, device, ...} by name, or a cost mapping",
     )
+    cluster: Optional[Cluster] = Field(None, description="replicas and their router (default: one server)")
     server_config: Optional[str] = Field(
         None,
         description="MindIE's config.json or llm-serving's YAML: policy and engine of the real server",
@@ -237,7 +239,9 @@ class Scenario(Keys):
         """Return the section of a key that is at the top level by mistake, or the command that reads such a file."""
         if key in ("base", "params", "objectives", "replications"):
             return "; this is a key of sweep files: `sim sweep FILE`"
-        sections: dict[str, type[Keys]] = {"engine": EngineConfig, "trace": TraceFile, "slo": Slo}
+        sections: dict[str, type[Keys]] = {
+            "engine": EngineConfig, "trace": TraceFile, "slo": Slo, "cluster": Cluster,
+        }  # fmt: skip
         matches = [f"{name}.{key}" for name, section in sections.items() if key in section.model_fields]
         matches += [f"policy.{key}" for kind in POLICIES.values() if key in policy_fields(kind)]
         return did_you_mean(key, known) or (f"; did you mean {matches[0]}?" if matches else "")
@@ -277,9 +281,29 @@ def scenario_from(tree: Mapping[str, Any], where: str = "scenario") -> Scenario:
                 check_host_cache(scenario, policy)
             if scenario.engine.data_parallel_size > 1 and rules_of(policy).steps_in_flight > 1:
                 raise BadInput("engine.data_parallel_size: expected 1, or a policy with async_scheduling: false")
-        return with_blocks(scenario)
+        scenario = with_blocks(scenario)
+        if scenario.cluster is not None:
+            check_cluster(scenario, scenario.cluster)
+        return scenario
     except BadInput as bad:
         raise BadInput(f"{where}: {bad}") from None
+
+
+def check_cluster(scenario: Scenario, cluster: Cluster) -> None:
+    """Raise BadInput if the router or a pool is not valid."""
+    if code_access() is not None or not names_file(cluster.router["name"]):
+        cluster.make_router()
+    for pool in cluster.all_pools:
+        if scenario_of_pool(scenario, pool).engine.data_parallel_size > 1:
+            raise BadInput("engine.data_parallel_size: expected 1 in a cluster: its replicas are the ranks")
+
+
+def scenario_of_pool(scenario: Scenario, pool: Pool) -> Scenario:
+    """Return the scenario of one server of a pool."""
+    if not pool.changes:
+        return scenario.model_copy(update={"cluster": None})
+    tree = scenario.model_dump(exclude_unset=True, exclude={"cluster"})
+    return scenario_from(merge(tree, pool.changes), f"cluster.pools: {pool.name}")
 
 
 def with_block_size(scenario: Scenario, size: int) -> Scenario:

@@ -33,16 +33,19 @@ class Fleet(Servers):
 
     def __init__(
         self, replicas: Sequence[Replica], router: Router, requests: Sequence[Request], ask: Ask, seed: int,
-        staleness: float = 0.0,
+        staleness: float,
     ) -> None:  # fmt: skip
         super().__init__([replica.loop for replica in replicas])
         self.replicas = replicas
         self.router = router
         self.memory = router.memory(len(replicas))
         self.present = list(range(len(replicas)))
+        self.client_delay = replicas[0].loop.inbox.client_delay
         self.staleness = staleness  # seconds between two reports of the replicas; 0: they are always new
         self.replica_of: dict[Any, int] = {}  # by the id of a request
         self._ask = ask
+        self._asked: dict[Any, Asked] = {}  # of the requests in flight, if the router learns
+        self._without_token: dict[Any, Request] = {}  # of these, if the router learns of first tokens
         self._random = Random(f"router {seed}")
         self._coming = sorted((r for r in requests if r.follows is None), key=attrgetter("sent"), reverse=True)
         self._followers: dict[Any, list[Request]] = {}
@@ -60,11 +63,6 @@ class Fleet(Servers):
         self._router_process: Optional[simpy.Process] = None
         self._replica_processes: list[simpy.Process] = []
 
-    @property
-    def idle_s(self) -> float:
-        """Seconds without a model call, of a replica on average."""
-        return sum(self.now - replica.loop.now + replica.idle_s for replica in self.replicas) / len(self.replicas)
-
     def run(self) -> float:
         """Run until all requests are done. Return the time."""
         env = self._env
@@ -75,6 +73,8 @@ class Fleet(Servers):
         self._router_process = env.process(self._run_router())
         env.run()
         self.now = max(replica.loop.now for replica in self.replicas)
+        idle = [self.now - replica.loop.now + replica.idle_s for replica in self.replicas]
+        self.idle_s = sum(idle) / len(idle)  # of a replica on average
         for replica in self.replicas:
             replica.finish()
         return self.now
@@ -130,28 +130,42 @@ class Fleet(Servers):
         number = self.router.route(asked, view, self._random)
         self.router.sent(asked, number, view)
         self.replica_of[request.id] = number
+        if not self._is_static:
+            self._asked[request.id] = asked
+            if self.router.reads_first_tokens:
+                self._without_token[request.id] = request
         self.replicas[number].send(request)
         return number
 
     def _tell_router(self, now: float) -> None:
-        """Tell the router which requests have ended, and what the replicas report, up to now."""
+        """Tell the router what has happened up to now: first tokens, ends, and what the replicas report."""
+        router, memory = self.router, self.memory
+        if self._without_token:
+            self._tell_first_tokens(now)
         ended = self._ended
         if ended:
             ended.sort(key=lambda end: end[0])
             known = bisect_right([time for time, _ in ended], now)
             for _, request in ended[:known]:
-                self.router.ended(self.memory, self._ask(request), self.replica_of[request.id])
+                router.ended(memory, self._asked.pop(request.id), self.replica_of[request.id])
+                self._without_token.pop(request.id, None)
             del ended[:known]
         if now - self._reported_at >= self.staleness:
             self._reported_at = now
-            self.router.reported(self.memory, [replica.report() for replica in self.replicas])
+            router.reported(memory, [replica.report() for replica in self.replicas])
+
+    def _tell_first_tokens(self, now: float) -> None:
+        started = [request for request in self._without_token.values() if (request.first_token or math.inf) <= now]
+        for request in sorted(started, key=attrgetter("first_token")):
+            del self._without_token[request.id]
+            self.router.prefilled(self.memory, self._asked[request.id], self.replica_of[request.id])
 
     def _release(self) -> None:
         """Start the think time of requests whose predecessor has ended, and wake the router."""
         first = self._next_arrival()
         for now, request in self._ended:
             for follower in self._followers.pop(request.id, ()):
-                follower.sent = follower.arrival = now + follower.think_time
+                follower.sent = follower.arrival = now + max(follower.think_time, self.client_delay)
                 heappush(self._released, (follower.sent, follower.serial, follower))
         if self._next_arrival() < first and self._router_process is not None:
             self._router_process.interrupt()

@@ -22,7 +22,6 @@ class LockStep(Servers):
     def __init__(self, loops: Sequence[Loop]) -> None:
         super().__init__(loops)
         self.clock = loops[0].clock
-        self.idle_s = 0.0  # seconds in which no rank has a model call
         self._exchange()
 
     def run(self) -> float:

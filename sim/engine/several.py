@@ -16,10 +16,15 @@ class Servers:
         first = loops[0]
         self.server, self.policy = first.server, first.policy
         self.now = 0.0
+        self.idle_s = 0.0  # seconds without a model call
         for loop in loops:
             loop.server.token_gaps = first.server.token_gaps
             if loop.server.prefix_cache is not None and first.server.prefix_cache is not None:
                 loop.server.prefix_cache.stats = first.server.prefix_cache.stats
+
+    def run(self) -> float:
+        """Run until all requests are done. Return the time."""
+        raise NotImplementedError
 
     @property
     def calls(self) -> int:

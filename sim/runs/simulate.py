@@ -9,25 +9,24 @@ from dataclasses import dataclass, field
 from typing import Any, Optional, Union
 
 from servesim.config.memory import host_copy_times
-from servesim.config.scenario import EngineConfig, Scenario
+from servesim.config.scenario import Scenario
 from servesim.config.user_code import class_line, user_errors
-from servesim.core import BadInput, ClientRequest, Policy, PolicyError, Request, Shape, StepCost, Stuck
-from servesim.costs.derived import HostCopyCost
+from servesim.core import BadInput, PolicyError, Request, Shape, StepCost, Stuck
 from servesim.costs.device_profile import Profile, load_profile
-from servesim.costs.profile import FRONT_END
-from servesim.engine.clocks import Clock
 from servesim.engine.lock_step import LockStep, requests_by_rank
-from servesim.engine.loop import Loop, Observer, build_loop, build_server
+from servesim.engine.loop import Loop, Observer
 from servesim.engine.rules import rules_of
 from servesim.engine.server import Server
-from servesim.engine.shape import Padding
+from servesim.engine.several import Servers
 from servesim.engine.simulated import SimulatedClock
 from servesim.engine.stuck import BUILT_IN
 from servesim.engine.work_totals import KindTotals
 from servesim.traces.edit import repeat, set_rate
-from servesim.traces.trace import RequestTable, Trace, gc_disabled, has_field
+from servesim.traces.trace import Trace, gc_disabled, has_field
 
 from .answers import Answers, join_answers, split_answers, with_answers
+from .build import build_scenario_loop, build_simulation, copy_requests
+from .fleet import build_fleet
 from .limit import limit_of
 from .metrics import Metrics
 from .notes import Note
@@ -157,31 +156,6 @@ def load_trace(scenario: Scenario) -> Trace:
     raise BadInput("workload: expected a trace or a workload, got neither; try --trace FILE or `sim config init FILE`")
 
 
-def copy_requests(requests: Sequence[ClientRequest]) -> list[Request]:
-    """Return new requests with the client's fields, in their state before a run."""
-    if isinstance(requests, RequestTable):
-        return requests.create(Request)
-    return [Request(*request.client_fields()) for request in requests]
-
-
-def build_scenario_loop(
-    scenario: Scenario,
-    requests: Sequence[Request],
-    clock: Clock,
-    observers: Sequence[Observer] = (),
-    front_end: Sequence[float] = (),
-    policy: Optional[Policy] = None,
-) -> Loop:
-    """Return the engine loop of a scenario; `front_end` is that of the profile, `policy` a new policy object."""
-    engine = scenario.engine.model_dump()
-    for key, seconds in zip(FRONT_END, front_end):
-        if engine["front_end"][key] is None:
-            engine["front_end"][key] = seconds
-    policy = scenario.make_policy() if policy is None else policy
-    with user_errors(policy):
-        return build_loop(build_server(policy, engine), engine, requests, clock, observers)
-
-
 @gc_disabled()
 def simulate(
     scenario: Scenario,
@@ -197,50 +171,31 @@ def simulate(
     several = has_field(trace.requests, "sampling")
     answers = split_answers(requests, rules_of(scenario.make_policy())) if several else {}
     ran, ranks = with_answers(requests, answers), scenario.engine.data_parallel_size
-    by_rank = requests_by_rank(ran, ranks) if ranks > 1 else [ran]
-    loop, clock = build_simulation(scenario, by_rank[0], observers, fast_forward and ranks == 1, profile)
-    if ranks == 1:
-        return run_loop(loop, clock, scenario, profile, requests, answers)
+    servers: Union[Loop, Servers]
+    if scenario.cluster is not None:
+        if several:
+            raise BadInput("cluster: expected requests with one answer, the trace has some with several (n)")
+        servers, clocks = build_fleet(scenario, scenario.cluster, ran, observers, fast_forward, profile)
+    elif ranks > 1:
+        servers, clocks = build_ranks(scenario, requests_by_rank(ran, ranks), observers, profile)
+    else:
+        servers, clock = build_simulation(scenario, ran, observers, fast_forward, profile)
+        clocks = [clock]
+    return run_loop(servers, clocks, scenario, profile, requests, answers)
+
+
+def build_ranks(
+    scenario: Scenario, by_rank: Sequence[Sequence[Request]], observers: Sequence[Observer], profile: Profile
+) -> tuple[Servers, list[SimulatedClock]]:
+    """Return ranks in lock step. They share one clock."""
+    loop, clock = build_simulation(scenario, by_rank[0], observers, False, profile)
     others = [build_scenario_loop(scenario, more, clock, observers, profile.front_end) for more in by_rank[1:]]
-    return run_loop(LockStep([loop, *others]), clock, scenario, profile, requests, answers)
-
-
-def build_simulation(
-    scenario: Scenario,
-    requests: Sequence[Request],
-    observers: Sequence[Observer],
-    fast_forward: bool,
-    profile: Profile,
-) -> tuple[Loop, SimulatedClock]:
-    """Return the loop of a scenario and its simulated clock."""
-    policy, config = scenario.make_policy(), scenario.engine
-    selected = profile.for_run(config.sampling)
-    if rules_of(policy).steps_in_flight > 1:
-        selected = selected.overlapped()
-    cost = selected.cost_of_run(scenario.seed if scenario.noise else None, warm=config.start == "warm")
-    if config.host_cache is not None:
-        cost = HostCopyCost(cost, *host_copy_times(config, scenario.profile))
-    clock = SimulatedClock(
-        cost,
-        Padding(config.prefill_buckets, scenario.decode_buckets(policy)),
-        fast_forward,
-        cold_start_seconds(config, profile),
-    )
-    return build_scenario_loop(scenario, requests, clock, observers, profile.front_end, policy), clock
-
-
-def cold_start_seconds(config: EngineConfig, profile: Profile) -> tuple[float, float]:
-    """Return the extra seconds of the first prefill and of the first decode."""
-    if config.cold_start is not None:
-        return config.cold_start.prefill, config.cold_start.decode
-    if config.start == "warm":
-        return 0.0, 0.0
-    return profile.cold_start if config.start is None else profile.measured_cold_start()
+    return LockStep([loop, *others]), [clock]
 
 
 def run_loop(
-    loop: Union[Loop, LockStep],
-    clock: SimulatedClock,
+    loop: Union[Loop, Servers],
+    clocks: Sequence[SimulatedClock],
     scenario: Scenario,
     profile: Profile,
     requests: Sequence[Request],
@@ -255,23 +210,38 @@ def run_loop(
                 loop.run()
         except Stuck as error:
             stuck = error
-    server, largest = loop.server, clock.largest_shape
-    if isinstance(loop, LockStep):
-        work, clock.idle_s = loop.add_totals(), loop.idle_s
-    else:
-        work = server.work.by_kind()
+    join_answers(requests, answers or {})
+    run = finished_run(loop, clocks, scenario, profile, requests, stuck)
+    run.ran = ran
+    for each in loop.loops if isinstance(loop, Servers) else [loop]:
+        each.fast_forward = None  # without this cycle, the requests of the run are freed with it
+    for clock in clocks:
+        clock.fast_forward = None
+    return run
+
+
+def finished_run(
+    loop: Union[Loop, Servers],
+    clocks: Sequence[SimulatedClock],
+    scenario: Scenario,
+    profile: Profile,
+    requests: Sequence[Request],
+    stuck: Optional[Stuck],
+) -> Run:
+    """Return the results of a loop that has run."""
+    server, padding = loop.server, [clock.padding_counts for clock in clocks]
+    largest = Shape(*map(max, *[clock.largest_shape for clock in clocks], Shape()))
     if scenario.engine.host_cache is not None:
         largest = largest._replace(swapped=0)  # the profile does not give the time of these copies
-    reached = {**largest._asdict(), "context_per_row": clock.largest_row_context}
-    join_answers(requests, answers or {})
-    run = Run(
-        scenario, profile, requests, measure(scenario, requests, server), server, loop.calls, loop.now - clock.idle_s,
-        loop.now, *clock.padding_counts, profile.outside_range(reached), profile.distance_outside(reached), stuck,
-        work=work, ran=ran,
+    reached = {**largest._asdict(), "context_per_row": max([clock.largest_row_context for clock in clocks])}
+    work, idle = server.work.by_kind(), clocks[0].idle_s
+    if isinstance(loop, Servers):
+        work, idle = loop.add_totals(), loop.idle_s
+    return Run(
+        scenario, profile, requests, measure(scenario, requests, server), server, loop.calls, loop.now - idle, loop.now,
+        sum(tokens for tokens, _ in padding), sum(rows for _, rows in padding), profile.outside_range(reached),
+        profile.distance_outside(reached), stuck, work=work,
     )  # fmt: skip
-    if isinstance(loop, Loop):
-        clock.fast_forward = loop.fast_forward = None  # without this cycle, the requests of the run are freed with it
-    return run
 
 
 @contextmanager

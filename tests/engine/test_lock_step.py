@@ -15,8 +15,8 @@ from servesim.engine.loop import Loop
 from servesim.engine.server import Server
 from servesim.engine.simulated import SimulatedClock
 from servesim.policies import POLICIES
+from servesim.runs.build import copy_requests
 from servesim.runs.decision_log import DecisionLog
-from servesim.runs.simulate import copy_requests
 from servesim.testing import ContractWorld, Outcome, Recorder, simulated
 
 from ..policy_values import known_fields, policy_fields

@@ -26,8 +26,8 @@ from servesim.engine.loop import Loop, build_loop, build_server
 from servesim.engine.rules import rules_of
 from servesim.engine.simulated import SimulatedClock
 from servesim.policies import POLICIES
+from servesim.runs.build import build_scenario_loop
 from servesim.runs.decision_log import DecisionLog
-from servesim.runs.simulate import build_scenario_loop
 
 from ..policy_values import policy_fields
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from servesim.core import ClientRequest, Request
 from servesim.core.content import content_of_ids
-from servesim.runs.simulate import copy_requests
+from servesim.runs.build import copy_requests
 from servesim.traces.trace import Columns, RequestTable, Trace, build_trace, has_field, table_of
 
 

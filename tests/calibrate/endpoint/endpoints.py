@@ -21,7 +21,7 @@ from servesim.core import Request, StepCost
 from servesim.engine.server import Server
 from servesim.engine.simulated import SimulatedClock
 from servesim.engine.step import Step
-from servesim.runs.simulate import build_scenario_loop
+from servesim.runs.build import build_scenario_loop
 
 from ..client.test_load_generator import answer, server
 

@@ -33,9 +33,9 @@ from servesim.engine.simulated import SimulatedClock
 from servesim.files.step_table import ModelCall, model_call
 from servesim.policies.vllm_v1 import VLLMV1
 from servesim.policies.vllm_v1.rules import VLLMRules
+from servesim.runs.build import build_scenario_loop, copy_requests
 from servesim.runs.decision_log import InMemoryLog
 from servesim.runs.run_folder import run_data
-from servesim.runs.simulate import build_scenario_loop, copy_requests
 
 from ...commands.running import run_sim
 

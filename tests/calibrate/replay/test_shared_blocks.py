@@ -29,8 +29,8 @@ from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
 from servesim.engine.clocks import VirtualClock
 from servesim.engine.simulated import SimulatedClock
+from servesim.runs.build import build_scenario_loop, copy_requests
 from servesim.runs.decision_log import InMemoryLog
-from servesim.runs.simulate import build_scenario_loop, copy_requests
 
 from ...commands.running import run_sim
 from ..device.kbk_host import kbk_python

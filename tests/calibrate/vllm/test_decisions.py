@@ -21,8 +21,9 @@ from servesim.core import Request
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.costs.linear import LinearCost
 from servesim.files.step_table import read_steps
+from servesim.runs.build import copy_requests
 from servesim.runs.decision_log import InMemoryLog
-from servesim.runs.simulate import copy_requests, load_trace, simulate
+from servesim.runs.simulate import load_trace, simulate
 from servesim.traces.make.synth import synthesise
 from servesim.traces.trace import Trace
 

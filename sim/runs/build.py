@@ -1,0 +1,78 @@
+"""Build the engine loops of a scenario: requests before a run, the server, its inbox and its simulated clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Optional
+
+from servesim.config.memory import host_copy_times
+from servesim.config.scenario import EngineConfig, Scenario
+from servesim.config.user_code import user_errors
+from servesim.core import ClientRequest, Policy, Request
+from servesim.costs.derived import HostCopyCost
+from servesim.costs.device_profile import Profile
+from servesim.costs.profile import FRONT_END
+from servesim.engine.clocks import Clock
+from servesim.engine.loop import Loop, Observer, build_loop, build_server
+from servesim.engine.rules import rules_of
+from servesim.engine.shape import Padding
+from servesim.engine.simulated import SimulatedClock
+from servesim.traces.trace import RequestTable
+
+
+def copy_requests(requests: Sequence[ClientRequest]) -> list[Request]:
+    """Return new requests with the client's fields, in their state before a run."""
+    if isinstance(requests, RequestTable):
+        return requests.create(Request)
+    return [Request(*request.client_fields()) for request in requests]
+
+
+def build_scenario_loop(
+    scenario: Scenario,
+    requests: Sequence[Request],
+    clock: Clock,
+    observers: Sequence[Observer] = (),
+    front_end: Sequence[float] = (),
+    policy: Optional[Policy] = None,
+) -> Loop:
+    """Return the engine loop of a scenario; `front_end` is that of the profile, `policy` a new policy object."""
+    engine = scenario.engine.model_dump()
+    for key, seconds in zip(FRONT_END, front_end):
+        if engine["front_end"][key] is None:
+            engine["front_end"][key] = seconds
+    policy = scenario.make_policy() if policy is None else policy
+    with user_errors(policy):
+        return build_loop(build_server(policy, engine), engine, requests, clock, observers)
+
+
+def build_simulation(
+    scenario: Scenario,
+    requests: Sequence[Request],
+    observers: Sequence[Observer],
+    fast_forward: bool,
+    profile: Profile,
+) -> tuple[Loop, SimulatedClock]:
+    """Return the loop of a scenario and its simulated clock."""
+    policy, config = scenario.make_policy(), scenario.engine
+    selected = profile.for_run(config.sampling)
+    if rules_of(policy).steps_in_flight > 1:
+        selected = selected.overlapped()
+    cost = selected.cost_of_run(scenario.seed if scenario.noise else None, warm=config.start == "warm")
+    if config.host_cache is not None:
+        cost = HostCopyCost(cost, *host_copy_times(config, scenario.profile))
+    clock = SimulatedClock(
+        cost,
+        Padding(config.prefill_buckets, scenario.decode_buckets(policy)),
+        fast_forward,
+        cold_start_seconds(config, profile),
+    )
+    return build_scenario_loop(scenario, requests, clock, observers, profile.front_end, policy), clock
+
+
+def cold_start_seconds(config: EngineConfig, profile: Profile) -> tuple[float, float]:
+    """Return the extra seconds of the first prefill and of the first decode."""
+    if config.cold_start is not None:
+        return config.cold_start.prefill, config.cold_start.decode
+    if config.start == "warm":
+        return 0.0, 0.0
+    return profile.cold_start if config.start is None else profile.measured_cold_start()
