@@ -13,6 +13,7 @@ from servesim.config.scenario import Scenario
 from servesim.config.user_code import class_line, user_errors
 from servesim.core import BadInput, PolicyError, Request, Shape, StepCost, Stuck
 from servesim.costs.device_profile import Profile, load_profile
+from servesim.engine.fleet import Fleet
 from servesim.engine.lock_step import LockStep, requests_by_rank
 from servesim.engine.loop import Loop, Observer
 from servesim.engine.rules import rules_of
@@ -26,7 +27,7 @@ from servesim.traces.trace import Trace, gc_disabled, has_field
 
 from .answers import Answers, join_answers, split_answers, with_answers
 from .build import build_scenario_loop, build_simulation, copy_requests
-from .fleet import build_fleet
+from .fleet import TextOf, build_fleet
 from .limit import limit_of
 from .metrics import Metrics
 from .notes import Note
@@ -55,6 +56,7 @@ class Run:
     work: Mapping[str, KindTotals] = field(default_factory=dict)  # what the model calls computed, by kind of step
     notes: Sequence[Note] = ()  # see run_warnings.py
     ran: Sequence[Request] = ()  # the requests of the engine: one per answer, if it runs these apart
+    replica_of: Mapping[Any, int] = field(default_factory=dict)  # of each request of a cluster, by its id
 
     @property
     def prompt_tokens_computed(self) -> int:
@@ -163,8 +165,12 @@ def simulate(
     observers: Sequence[Observer] = (),
     fast_forward: bool = True,
     profile: Optional[Profile] = None,
+    text_of: Optional[TextOf] = None,
 ) -> Run:
-    """Run a scenario. If the engine gets stuck, the run ends and `Run.stuck` has the reason."""
+    """Run a scenario. If the engine gets stuck, the run ends and `Run.stuck` has the reason.
+
+    `text_of` gives the prompts of real clients to the router of a cluster.
+    """
     profile = load_profile(scenario.profile) if profile is None else profile
     trace = load_trace(scenario) if trace is None else trace
     requests = copy_requests(trace.requests)
@@ -175,7 +181,7 @@ def simulate(
     if scenario.cluster is not None:
         if several:
             raise BadInput("cluster: expected requests with one answer, the trace has some with several (n)")
-        servers, clocks = build_fleet(scenario, scenario.cluster, ran, observers, fast_forward, profile)
+        servers, clocks = build_fleet(scenario, scenario.cluster, ran, observers, fast_forward, profile, text_of)
     elif ranks > 1:
         servers, clocks = build_ranks(scenario, requests_by_rank(ran, ranks), observers, profile)
     else:
@@ -213,6 +219,8 @@ def run_loop(
     join_answers(requests, answers or {})
     run = finished_run(loop, clocks, scenario, profile, requests, stuck)
     run.ran = ran
+    if isinstance(loop, Fleet):
+        run.replica_of = loop.replica_of
     for each in loop.loops if isinstance(loop, Servers) else [loop]:
         each.fast_forward = None  # without this cycle, the requests of the run are freed with it
     for clock in clocks:

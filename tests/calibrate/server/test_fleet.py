@@ -73,7 +73,7 @@ def test_a_dead_engine_stops_the_fleet_with_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--replicas", "0"), "--replicas: expected at least 1, got 0"),
+        (("--replicas", "0"), "--replicas: expected 1 to 1024, got 0"),
         (("--replicas", "2", "--backend", "torch"), "--replicas 2: expected --backend fake; a device runs one server"),
         (("--replicas", "8", "--port", "65530"), "--port: expected 0 to 65528, got 65530"),
     ],
