@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable, Optional
 
 from servesim.config.cluster import Cluster
 from servesim.config.scenario import Scenario, scenario_of_pool
@@ -16,19 +16,21 @@ from servesim.routers.router import CHARACTERS_PER_TOKEN, Asked, Router
 
 from .build import build_simulation
 
+TextOf = Callable[[Request], str]  # the prompt of a request
 HTTP_BODY = 300  # bytes of a request beside its prompt: model, limits, headers of the message
 
 
 class RouterTexts:
     """The text of requests as a router sees it. Equal pieces of prompts have equal characters."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, text_of: Optional[TextOf] = None) -> None:
         self._reads_text = router.reads_text
+        self._text_of = text_of or self.text
         self._numbers: dict[Any, int] = {}  # name of a text -> its number
 
     def __call__(self, request: Request) -> Asked:
         size = CHARACTERS_PER_TOKEN * request.prompt
-        text = self.text(request) if self._reads_text else ""
+        text = self._text_of(request) if self._reads_text else ""
         return Asked(request.id, text, request.prompt, request.session, size + HTTP_BODY)
 
     def text(self, request: Request) -> str:
@@ -43,9 +45,9 @@ class RouterTexts:
 
 def build_fleet(
     scenario: Scenario, cluster: Cluster, requests: Sequence[Request], observers: Sequence[Any], fast_forward: bool,
-    profile: Profile,
+    profile: Profile, text_of: Optional[TextOf] = None,
 ) -> tuple[Fleet, list[SimulatedClock]]:  # fmt: skip
-    """Return the replicas of a scenario behind their router, and their clocks."""
+    """Return the replicas of a scenario behind their router, and their clocks; `text_of`: texts of real prompts."""
     replicas: list[Replica] = []
     clocks = []
     for pool in cluster.all_pools:
@@ -59,5 +61,5 @@ def build_fleet(
             clocks.append(clock)
     router = cluster.make_router()
     staleness = router.report_interval if cluster.staleness is None else cluster.staleness
-    fleet = Fleet(replicas, router, requests, RouterTexts(router), scenario.seed, staleness)
+    fleet = Fleet(replicas, router, requests, RouterTexts(router, text_of), scenario.seed, staleness)
     return fleet, clocks

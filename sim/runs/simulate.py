@@ -29,7 +29,7 @@ from servesim.traces.trace import Trace, gc_disabled, has_field
 
 from .answers import Answers, join_answers, split_answers, with_answers
 from .build import build_scenario_loop, build_simulation, copy_requests
-from .fleet import build_fleet
+from .fleet import TextOf, build_fleet
 from .limit import limit_of
 from .metrics import Metrics
 from .notes import Note
@@ -180,8 +180,12 @@ def simulate(
     observers: Sequence[Observer] = (),
     fast_forward: bool = True,
     profile: Optional[Profile] = None,
+    text_of: Optional[TextOf] = None,
 ) -> Run:
-    """Run a scenario. If the engine gets stuck, the run ends and `Run.stuck` has the reason."""
+    """Run a scenario. If the engine gets stuck, the run ends and `Run.stuck` has the reason.
+
+    `text_of` gives the prompts of real clients to the router of a cluster.
+    """
     profile = load_profile(scenario.profile) if profile is None else profile
     trace = load_trace(scenario) if trace is None else trace
     requests = copy_requests(trace.requests)
@@ -192,7 +196,7 @@ def simulate(
     if scenario.cluster is not None:
         if several:
             raise BadInput("cluster: expected requests with one answer, the trace has some with several (n)")
-        servers, clocks = build_fleet(scenario, scenario.cluster, ran, observers, fast_forward, profile)
+        servers, clocks = build_fleet(scenario, scenario.cluster, ran, observers, fast_forward, profile, text_of)
     elif ranks > 1:
         servers, clocks = build_ranks(scenario, requests_by_rank(ran, ranks), observers, profile)
     else:
