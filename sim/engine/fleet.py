@@ -19,6 +19,7 @@ import simpy
 from servesim.core import Request
 from servesim.routers.router import Asked, Router
 from servesim.routers.router import Fleet as View
+from servesim.routers.router import Replica as Reported
 
 from .exact_time import At
 from .replica import Replica
@@ -179,9 +180,17 @@ class Fleet(Servers):
             ended[:] = [end for end in ended if end[0] > now]
         if router.reads_reports and now - self._reported_at >= self.staleness:
             self._reported_at = now
-            router.reported(memory, [replica.report(now) for replica in self.replicas])
-            for number in range(len(self.replicas)):
-                self._wake(number)
+            router.reported(memory, self._reports(now))
+
+    def _reports(self, now: float) -> list[Reported]:
+        """Return what the replicas say about themselves. A request that ends with the step of now still runs."""
+        reports = [replica.report(now) for replica in self.replicas]
+        for _, request in self._ended:
+            number = self.replica_of[request.id]
+            reports[number] = reports[number]._replace(running=reports[number].running + 1)
+        for number in range(len(self.replicas)):
+            self._wake(number)
+        return reports
 
     def _tell_first_tokens(self, now: float) -> None:
         started = [request for request in self._without_token.values() if (request.first_token or math.inf) <= now]
