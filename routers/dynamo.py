@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from .router import Asked, Fleet, Memory, Router
+from .router import Asked, Fleet, Memory, OwnCounts
 
 
 class Booked(Memory):
@@ -24,7 +24,7 @@ class Booked(Memory):
 
 
 @dataclass(frozen=True)
-class DynamoKv(Router):
+class DynamoKv(OwnCounts):
     """The least cost, or one drawn by cost with a temperature."""
 
     overlap_score_credit: float = 1.0  # weight of blocks that the replica has

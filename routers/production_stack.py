@@ -10,7 +10,7 @@ from functools import lru_cache
 from hashlib import md5
 from typing import Any, Optional
 
-from .router import Asked, Fleet, Memory, Router
+from .router import Asked, Fleet, Memory, OwnCounts
 
 CHUNK = 128  # characters of a node
 POINTS = 160  # of a replica on the ring of sessions
@@ -37,7 +37,7 @@ class ChunkNode:
 
 
 @dataclass(frozen=True)
-class LowestRate(Router):
+class LowestRate(OwnCounts):
     """The replica that was sent the fewest requests lately; one without requests first."""
 
     request_stats_window: float = 60.0  # seconds

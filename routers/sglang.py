@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Optional
 
 from .blake3 import blake3
-from .router import Asked, Fleet, Memory, Router, least
+from .router import Asked, Fleet, Memory, OwnCounts, least
 from .simple import Sticky, TurnMemory
 from .text_owners import TextOwners
 
@@ -19,7 +19,7 @@ BOUND = 1.25  # of prefix_hash: load of a replica / mean load
 
 
 @dataclass(frozen=True)
-class Ordered(Router):
+class Ordered(OwnCounts):
     """A router with an order of its replicas."""
 
     order: tuple[int, ...] = ()  # empty: by number
@@ -145,7 +145,7 @@ class SglangConsistentHashing(Ordered):
 
 
 @dataclass(frozen=True)
-class SglangPowerOfTwo(Router):
+class SglangPowerOfTwo(OwnCounts):
     """Any replica: over HTTP this router counts no requests, and without token loads both of two are equal."""
 
     @property
