@@ -48,10 +48,6 @@ class SglangCacheAware(Ordered):
     eviction_interval_secs: float = 120.0  # seconds between two cuts of the tree to max_tree_size
     max_tree_size: int = 2**26  # characters of a replica
 
-    @property
-    def reads_text(self) -> bool:
-        return True
-
     def memory(self, replicas: int) -> Any:
         return CacheMemory(replicas)
 
@@ -171,10 +167,6 @@ class SglangPrefixHash(Ordered):
     """The beginning of a text has one replica, found by its hash, with bounded loads."""
 
     prefix_token_count: int = 256  # tokens of the beginning
-
-    @property
-    def reads_text(self) -> bool:
-        return True
 
     def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
         order = self.ordered(fleet)

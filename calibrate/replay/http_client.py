@@ -88,7 +88,7 @@ class Target:
             return None
         router = cluster.make_router()
         interval = router.report_interval if cluster.staleness is None else max(cluster.staleness, MIN_REPORT_S)
-        return RoutedServers(self.servers, router, RouterTexts(router, api.prompts.words), interval, scenario.seed)
+        return RoutedServers(self.servers, router, RouterTexts(api.prompts.words), interval, scenario.seed)
 
 
 def replay_against(

@@ -22,7 +22,7 @@ from servesim.routers.router import Fleet as View
 from servesim.routers.router import Replica as Reported
 
 from .exact_time import At
-from .replica import Replica
+from .replica import CachedTokens, Replica
 from .several import Servers
 
 Ask = Callable[[Request], Asked]  # what the router sees of a request
@@ -156,7 +156,7 @@ class Fleet(Servers):
     def _send(self, request: Request) -> int:
         """Let the router choose a replica, and send the request to it."""
         asked = self._ask(request)
-        view = View(request.sent, self.present, self.memory)
+        view = View(request.sent, self.present, self.memory, CachedTokens(self.replicas, request))
         number = self.router.route(asked, view, self._random)
         self.router.sent(asked, number, view)
         self.replica_of[request.id] = number

@@ -8,13 +8,15 @@ server that knows its arrivals from the beginning.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Optional
 
 from servesim.core import Request
 from servesim.routers.router import Replica as Reported
 
 from .loop import Loop
 from .server import Server
+from .texts import Text
 
 NO_ENDS: list[tuple[float, Request]] = []
 
@@ -106,3 +108,22 @@ class Replica:
         server = self.loop.server
         pool = server.pool
         return Reported(len(server.waiting) + len(server.swapped), len(server.running), pool.held / max(1, pool.total))
+
+
+class CachedTokens:
+    """Tells how many tokens of a request each replica has in its prefix cache."""
+
+    __slots__ = ("_replicas", "_request", "_text")
+
+    def __init__(self, replicas: Sequence[Replica], request: Request) -> None:
+        self._replicas = replicas
+        self._request = request
+        self._text: Optional[Text] = None
+
+    def __call__(self, number: int) -> int:
+        request, cache = self._request, self._replicas[number].server.prefix_cache
+        if cache is None or request.content is None:
+            return 0
+        if self._text is None:
+            self._text = Text(request)
+        return cache.cached_tokens(self._text, request.prompt)
