@@ -70,6 +70,10 @@ class DynamoKv(OwnCounts):
     router_ttl_secs: float = 120.0  # without events: how long it expects a block to be cached
 
     @property
+    def reads_caches(self) -> bool:
+        return self.use_kv_events
+
+    @property
     def reads_first_tokens(self) -> bool:
         return True
 

@@ -110,6 +110,10 @@ class LlmD(Router):
 class LlmDPrecise(LlmD):
     """The scores of llm-d, with the prefixes that the replicas have: they send an event for each block."""
 
+    @property
+    def reads_caches(self) -> bool:
+        return True
+
     def memory(self, replicas: int) -> Any:
         return Memory(replicas)
 

@@ -149,6 +149,10 @@ class StackKvAware(StackSession):
     kv_aware_threshold: int = 2000  # tokens that the replica may miss
 
     @property
+    def reads_caches(self) -> bool:
+        return True
+
+    @property
     def learns(self) -> bool:
         return True
 

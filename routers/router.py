@@ -133,6 +133,11 @@ class Router:
         return True
 
     @property
+    def reads_caches(self) -> bool:
+        """Whether a choice depends on the prefix caches of the replicas (`Fleet.cached`)."""
+        return False
+
+    @property
     def report_interval(self) -> float:
         """Seconds between two reports of the replicas, as the real router gets them."""
         return 0.0

@@ -155,6 +155,10 @@ class Fleet(Servers):
 
     def _send(self, request: Request) -> int:
         """Let the router choose a replica, and send the request to it."""
+        if self.router.reads_caches:
+            for number, replica in enumerate(self.replicas):
+                replica.catch_up(request.sent)
+                self._wake(number)
         asked = self._ask(request)
         view = View(request.sent, self.present, self.memory, CachedTokens(self.replicas, request))
         number = self.router.route(asked, view, self._random)

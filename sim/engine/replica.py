@@ -100,11 +100,15 @@ class Replica:
     def server(self) -> Server:
         return self.loop.server
 
-    def report(self, now: float) -> Reported:
-        """Return what the replica says about itself, with the results of the step that runs now."""
+    def catch_up(self, now: float) -> None:
+        """Run the held steps that are decided before now."""
         while self.loop.held is not None:
             self._bound = -math.inf
             self.run_until(now)
+
+    def report(self, now: float) -> Reported:
+        """Return what the replica says about itself, with the results of the step that runs now."""
+        self.catch_up(now)
         server = self.loop.server
         pool = server.pool
         return Reported(len(server.waiting) + len(server.swapped), len(server.running), pool.held / max(1, pool.total))
