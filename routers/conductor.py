@@ -28,8 +28,7 @@ class Conductor(DynamoKv):
 
     def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
         memory: Booked = fleet.memory
-        blocks = self.hashes(request)
-        prefixes = [self.overlap(blocks, replica, fleet) * self.block_size for replica in fleet.present]
+        prefixes = [self.overlap(request, replica, fleet) * self.block_size for replica in fleet.present]
         queues = [memory.prefill_tokens[replica] * self.prefill_per_token for replica in fleet.present]
         found = self.offers(request.tokens, prefixes, queues)
         best = min(range(len(found)), key=lambda place: found[place].ttft)

@@ -120,8 +120,7 @@ def router_table() -> str:
     rows = []
     for name, kind in ROUTERS.items():
         router = kind()
-        known = ["texts"] if router.reads_text else []
-        known += ["first tokens"] if router.reads_first_tokens else []
+        known = ["first tokens"] if router.reads_first_tokens else []
         known += ["ends"] if router.learns else []
         known += [f"reports every {router.report_interval:g} s"] if router.report_interval else []
         fields = [f"`{field.name}: {to_yaml(field.default).strip('`')}`" + (f" ({field.help})" if field.help else "")

@@ -39,6 +39,15 @@ def register(commands: Any) -> None:
     options.add(load, {"--trace FILE": "requests, instead of the options above; --rate scales their arrival times"})
     options.add(load, {"--subject-to BOUND": "limit such as 'p99_ttft_ms <= 1000' (repeatable)"}, action="append",
                 default=[], type=options.bound)  # fmt: skip
+    fleet = recommend.add_argument_group("more than one replica, if one does not hold the load")
+    options.add(
+        fleet, {"--replicas N": "number of replicas (default: the smallest one that meets the limits)"}, type=int
+    )
+    options.add(fleet, {"--router NAME": "router to compare (repeatable; default: some that suit the engine)"},
+                action="append", default=[])  # fmt: skip
+    options.add(
+        fleet, {"--price-per-hour PRICE": "price of one device: also print the cost per million tokens"}, type=float
+    )
     out = recommend.add_argument_group("output")
     options.add(
         out, {"-o, --folder DIR": "folder of the scenario, the sweeps and their reports (default: runs/recommend-N)"}
@@ -50,28 +59,37 @@ def register(commands: Any) -> None:
 
 def print_answer(args: argparse.Namespace) -> int:
     """Run the sweeps and print the answer; return 1 if no setting meets the limits."""
+    from servesim.config.cluster import make_router
     from servesim.config.export import export_scenario
+    from servesim.config.router_command import router_command
     from servesim.costs.public_models import alias_note
     from servesim.study.executor import open_executor
+    from servesim.study.fleet_question import FleetOptions
     from servesim.study.progress import Progress
     from servesim.study.recommend import Question, recommend
     from servesim.study.recommend_text import answer_json, answer_text
 
-    question = Question(args.engine, {**profile_key(args), **load_key(args)}, args.subject_to)
+    for name in args.router:
+        make_router({"name": name}, "--router")
+    keys = {**profile_key(args), **load_key(args), **price_key(args)}
+    question = Question(args.engine, keys, args.subject_to, FleetOptions(args.replicas, args.router))
     print_note(args, *filter(None, [alias_note(args.named_device or "")]))
     folder = Path(args.folder) if args.folder else free_folder()
     with open_executor("local", args.jobs) as executor, Progress("recommend", args.quiet) as progress:
         answer = recommend(question, folder, executor, progress)
-    exported = export_scenario(answer.scenario, EXPORTED.get(args.engine, args.engine), served_model(args.named_model))
+    model = served_model(args.named_model)
+    exported = export_scenario(answer.scenario, EXPORTED.get(args.engine, args.engine), model)
+    fleet = answer.fleet
+    router = "" if fleet is None else router_command({"name": fleet.router}, fleet.replicas, model)
     (folder / exported.file_name).write_text(exported.text, encoding="utf-8")
     reports = write_reports(folder)
     if args.json:
-        print_json({**answer_json(answer, exported.text), "folder": str(folder)})
+        print_json({**answer_json(answer, exported.text, router), "folder": str(folder)})
     else:
         short = exported.text if exported.has_comments else fill(" ".join(exported.text.split()), 120)
-        print(answer_text(answer, short, next_command(args, folder)))
+        print(answer_text(answer, short, next_command(args, folder), router))
         print(f"Files: {folder}: scenario.yaml (defaults), best.yaml; `sim sweep` repeats {reports}")
-    return 0 if answer.best.eligible else 1
+    return 0 if answer.holds else 1
 
 
 def free_folder() -> Path:
@@ -122,6 +140,11 @@ def load_key(args: argparse.Namespace) -> dict[str, Any]:
     if missing:
         raise BadInput(f"expected --{missing[0]}, or --trace FILE")
     return {"workload": workload(args.rate, args.prompt, args.output, args.system_prompt or 0)}
+
+
+def price_key(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the section of the cluster that has the price of a device."""
+    return {} if args.price_per_hour is None else {"cluster": {"price_per_hour": args.price_per_hour}}
 
 
 def next_command(args: argparse.Namespace, folder: Path) -> str:

@@ -25,6 +25,7 @@ class Pool(Keys):
     profile: Optional[Union[str, Tree]] = Field(None, description="step costs of these replicas")
     policy: Optional[Union[str, Tree]] = Field(None, description="policy, or fields of it, of these replicas")
     engine: Tree = Field({}, description="keys of the engine section that differ")
+    price_per_hour: Optional[Number] = Field(None, ge=0, description="price of one of its devices (default: cluster's)")
 
     @property
     def changes(self) -> Tree:
@@ -42,6 +43,7 @@ class Cluster(Keys):
     staleness: Optional[Number] = Field(
         None, ge=0, le=MAX_SECONDS, description="seconds between two reports of replicas (default: as the real router)"
     )
+    price_per_hour: Optional[Number] = Field(None, ge=0, description="price of one device, in any currency")
 
     @field_validator("router", mode="before")
     @classmethod

@@ -117,6 +117,8 @@ TABLE = (
     Metric("mfu", "MFU", "", "max", ("summary", "table"), is_percentage=True, needs="peak"),
     Metric("mbu", "MBU", "", "max", ("summary", "table"), is_percentage=True, needs="peak"),
     Metric("energy", "Energy", "J/1k tok", "min", ("summary",), needs="power"),
+    Metric("cost_per_million_tokens", "Cost per million output tokens", "", "min", ("summary", "table", "intervals")),
+    Metric("cost_per_million_total_tokens", "Cost per million tokens", "", "min", ("summary", "intervals")),
 )  # fmt: skip
 BY_NAME = {metric.name: metric for metric in TABLE}
 METRICS = tuple(BY_NAME)

@@ -29,10 +29,11 @@ from servesim.traces.trace import Trace, gc_disabled, has_field
 
 from .answers import Answers, join_answers, split_answers, with_answers
 from .build import build_scenario_loop, build_simulation, copy_requests
-from .fleet import build_fleet
+from .fleet import TextOf, build_fleet
 from .limit import limit_of
 from .metrics import Metrics
 from .notes import Note
+from .prices import costs_per_million, price_per_second
 from .replicas import Replicas, replicas_of
 from .request_rows import find_change, mark_client_timeouts
 from .utilisation import simulated_energy, utilisation
@@ -105,10 +106,16 @@ class Run:
         """Joules per 1,000 generated tokens."""
         return simulated_energy(self.work, self.end * self.servers, self.measures.outputs, self.about.get("power"))
 
+    @property
+    def price_per_second(self) -> Optional[float]:
+        """What the devices cost while the run lasts; None if it is not known."""
+        return price_per_second(self.scenario, self.profile)
+
     def result(self) -> dict[str, Any]:
         """Return the content of result.json: metrics under vLLM's keys, then simulator-only metrics."""
+        measured = self.measures.as_result()
         return {
-            **self.measures.as_result(),
+            **measured,
             **self.measures.of_groups(),
             "makespan": self.measures.makespan,
             "preemptions": sum([request.preemptions for request in self.requests]),
@@ -125,6 +132,7 @@ class Run:
             "mean_seconds": self.measures.time_breakdown(),
             **utilisation(self.work, self.about),
             "energy": self.energy,
+            **costs_per_million(self.price_per_second, measured),
             "outside_profile": self.outside_profile,
             "stuck": None if self.stuck is None else str(self.stuck),
             **({} if self.scenario.engine.sampling is None else {"sampling": self.scenario.engine.sampling}),
@@ -172,8 +180,12 @@ def simulate(
     observers: Sequence[Observer] = (),
     fast_forward: bool = True,
     profile: Optional[Profile] = None,
+    text_of: Optional[TextOf] = None,
 ) -> Run:
-    """Run a scenario. If the engine gets stuck, the run ends and `Run.stuck` has the reason."""
+    """Run a scenario. If the engine gets stuck, the run ends and `Run.stuck` has the reason.
+
+    `text_of` gives the prompts of real clients to the router of a cluster.
+    """
     profile = load_profile(scenario.profile) if profile is None else profile
     trace = load_trace(scenario) if trace is None else trace
     requests = copy_requests(trace.requests)
@@ -184,7 +196,7 @@ def simulate(
     if scenario.cluster is not None:
         if several:
             raise BadInput("cluster: expected requests with one answer, the trace has some with several (n)")
-        servers, clocks = build_fleet(scenario, scenario.cluster, ran, observers, fast_forward, profile)
+        servers, clocks = build_fleet(scenario, scenario.cluster, ran, observers, fast_forward, profile, text_of)
     elif ranks > 1:
         servers, clocks = build_ranks(scenario, requests_by_rank(ran, ranks), observers, profile)
     else:

@@ -11,6 +11,7 @@ from .intervals import describe_intervals, format_interval
 from .leading import leading_metrics
 from .metric_table import format_quantity, metric_title, metrics_in, percentile_name, unit_of
 from .notes import note
+from .prices import COSTS
 from .replicas import replica_lines
 from .request_rows import STATES
 from .run_warnings import source_notes
@@ -151,7 +152,7 @@ def cache_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def utilisation_lines(result: Mapping[str, Any]) -> list[str]:
-    """Return MFU, MBU and energy of a run, and of each kind of step."""
+    """Return MFU, MBU, energy and costs of a run, and MFU and MBU of each kind of step."""
     lines = []
     if result["mfu"] is not None:
         kinds = result["utilisation"]
@@ -159,7 +160,8 @@ def utilisation_lines(result: Mapping[str, Any]) -> list[str]:
         lines += [line(f"  {kind} steps:", percentages(row)) for kind, row in kinds.items() if row["mfu"] is not None]
     if result["energy"] is not None:
         lines.append(line("Energy per 1,000 output tokens (J):", result["energy"]))
-    return lines
+    costs = [name for name in COSTS if name in result]
+    return [*lines, *(line(f"{metric_title(name)}:", result[name]) for name in costs)]
 
 
 def percentages(row: Mapping[str, Any]) -> str:
