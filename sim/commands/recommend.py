@@ -102,7 +102,8 @@ def write_reports(folder: Path) -> str:
     from servesim.report.rate_page import write_report
     from servesim.study.result import load_result
 
-    names = sorted((path.parent.name for path in folder.glob("*/experiment.json")), key=("sweep",).count, reverse=True)
+    names = [path.parent.name for path in folder.glob("*/experiment.json")]
+    names.sort(key=lambda name: (name != "sweep", name))
     for name in names:
         write_report(load_result(folder / name), folder / name / "report.html")
     return ", ".join(f"{name}.yaml ({name}/report.html)" for name in names)
