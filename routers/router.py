@@ -7,7 +7,7 @@ it; a choice does not. So a recording of a real router can be followed choice by
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, NamedTuple, Optional
@@ -17,14 +17,64 @@ from servesim.core.native import keep_compiled_fields, mypyc_attr
 CHARACTERS_PER_TOKEN = 4  # of a simulated text; routers that see characters count these
 
 
-class Asked(NamedTuple):
-    """What a router sees of a request."""
+class Run(NamedTuple):
+    """Blocks of a text that end in the same piece of it."""
 
-    id: Any
-    text: str  # the prompt
-    tokens: int  # of the prompt
-    key: Optional[str] = None  # session, user or routing key
-    size: int = 0  # bytes of the HTTP body
+    key: int  # texts with the same key have the same blocks here, as far as both have them
+    blocks: int
+
+
+class Asked:
+    """What a router sees of a request. The text is its characters, or pieces of texts: number and characters of each.
+
+    Texts with the same number begin equally. So a router can compare long texts piece by piece.
+    """
+
+    __slots__ = ("_pieces", "_runs", "_text", "id", "key", "length", "size", "tokens")
+
+    def __init__(
+        self, id: Any, text: Optional[str], tokens: int, key: Optional[str] = None, size: int = 0,
+        pieces: Sequence[tuple[int, int]] = (),
+    ) -> None:  # fmt: skip
+        self.id = id
+        self.tokens = tokens  # of the prompt
+        self.key = key  # session, user or routing key
+        self.size = size  # bytes of the HTTP body
+        self._text = text
+        self._pieces = pieces
+        self.length = sum([length for _, length in pieces]) if text is None else len(text)  # characters
+        self._runs: dict[tuple[int, bool], list[Run]] = {}
+
+    @property
+    def text(self) -> str:
+        """The prompt."""
+        if self._text is None:
+            self._text = "".join([characters(number, length) for number, length in self._pieces])
+        return self._text
+
+    def runs(self, block: int, with_rest: bool = False) -> list[Run]:
+        """Return the blocks of so many characters; `with_rest`: also a shorter one at the end."""
+        known = self._runs.get((block, with_rest))
+        if known is not None:
+            return known
+        found: list[Run] = []
+        before, end = 0, 0  # a hash of the pieces before, and their characters
+        for number, length in self._pieces or [(ord(character), 1) for character in self.text]:
+            key = hash((before, number))
+            blocks = (end + length) // block - end // block
+            if blocks:
+                found.append(Run(key, blocks))
+            before, end = hash((key, length)), end + length
+        if with_rest and end % block:
+            found.append(Run(hash((before, 0, end % block)), 1))
+        self._runs[block, with_rest] = found
+        return found
+
+
+def characters(number: int, count: int) -> str:
+    """Return the first characters of a text."""
+    word = f"{number}."
+    return (word * (count // len(word) + 1))[:count]
 
 
 class Replica(NamedTuple):
@@ -44,12 +94,18 @@ class Memory:
         self.reported: Sequence[Replica] = [Replica()] * replicas
 
 
+def nothing_cached(replica: int) -> int:
+    """Return 0: nobody knows what the replica has."""
+    return 0
+
+
 class Fleet(NamedTuple):
     """The replicas at the time of a choice."""
 
     now: float
     present: Sequence[int]  # replicas that may be chosen
     memory: Any
+    cached: Callable[[int], int] = nothing_cached  # tokens of the request in the prefix cache of a replica, now
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -67,13 +123,18 @@ class Router:
         return True
 
     @property
-    def reads_text(self) -> bool:
-        """Whether a choice depends on the text of a request."""
+    def reads_first_tokens(self) -> bool:
+        """Whether a choice depends on the first tokens of earlier requests: `prefilled` changes the memory."""
         return False
 
     @property
-    def reads_first_tokens(self) -> bool:
-        """Whether a choice depends on the first tokens of earlier requests: `prefilled` changes the memory."""
+    def reads_reports(self) -> bool:
+        """Whether a choice depends on what the replicas say about themselves: `reported` changes the memory."""
+        return True
+
+    @property
+    def reads_caches(self) -> bool:
+        """Whether a choice depends on the prefix caches of the replicas (`Fleet.cached`)."""
         return False
 
     @property
@@ -108,6 +169,16 @@ class Router:
     def reported(self, memory: Any, replicas: Sequence[Replica]) -> None:
         """Remember what the replicas said about themselves."""
         memory.reported = replicas
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(frozen=True)
+class OwnCounts(Router):
+    """A router that knows only what it has sent itself, and which answers have ended."""
+
+    @property
+    def reads_reports(self) -> bool:
+        return False
 
 
 def least(scores: Sequence[float], present: Sequence[int]) -> list[int]:

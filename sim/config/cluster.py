@@ -41,7 +41,7 @@ class Cluster(Keys):
 
     replicas: Optional[Int] = Field(None, gt=0, le=MAX_RANKS, description="number of equal replicas (default: 1)")
     pools: list[Pool] = Field([], description="pools of replicas that differ, instead of `replicas`")
-    router: Tree = Field({"name": "round-robin"}, description="name and fields of the router; see `sim policies list`")
+    router: Tree = Field({"name": "round-robin"}, description="name of the router, or name and fields")
     staleness: Optional[Number] = Field(
         None, ge=0, le=MAX_SECONDS, description="seconds between two reports of replicas (default: as the real router)"
     )
@@ -52,7 +52,9 @@ class Cluster(Keys):
     @field_validator("router", mode="before")
     @classmethod
     def _named(cls, router: Any) -> Any:
-        return {"name": router} if isinstance(router, str) else router
+        if isinstance(router, str):
+            return {"name": router}
+        return {"name": "round-robin", **router} if isinstance(router, dict) else router
 
     @model_validator(mode="after")
     def _one_form(self) -> Cluster:
@@ -72,6 +74,12 @@ class Cluster(Keys):
     def size(self) -> int:
         """The number of replicas."""
         return sum(pool.replicas for pool in self.all_pools)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the replicas, POOL/NUMBER; none if there is only one, which is a server as any other."""
+        names = [f"{pool.name}/{number}" for pool in self.all_pools for number in range(pool.replicas)]
+        return names if len(names) > 1 else []
 
     def make_router(self) -> Router:
         """Return the router object."""

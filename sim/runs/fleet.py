@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable, Optional
 
 from servesim.config.cluster import Cluster
 from servesim.config.scenario import Scenario, scenario_of_pool
@@ -12,40 +12,36 @@ from servesim.costs.device_profile import Profile, load_profile
 from servesim.engine.fleet import Fleet
 from servesim.engine.replica import Replica
 from servesim.engine.simulated import SimulatedClock
-from servesim.routers.router import CHARACTERS_PER_TOKEN, Asked, Router
+from servesim.routers.router import CHARACTERS_PER_TOKEN, Asked
 
 from .build import build_simulation
 
+TextOf = Callable[[Request], str]  # the prompt of a request
 HTTP_BODY = 300  # bytes of a request beside its prompt: model, limits, headers of the message
 
 
 class RouterTexts:
-    """The text of requests as a router sees it. Equal pieces of prompts have equal characters."""
+    """Requests as a router sees them. Equal pieces of prompts have equal numbers."""
 
-    def __init__(self, router: Router) -> None:
-        self._reads_text = router.reads_text
+    def __init__(self, text_of: Optional[TextOf] = None) -> None:
+        self._text_of = text_of  # the characters that a client sends; None: pieces of texts
         self._numbers: dict[Any, int] = {}  # name of a text -> its number
 
     def __call__(self, request: Request) -> Asked:
-        size = CHARACTERS_PER_TOKEN * request.prompt
-        text = self.text(request) if self._reads_text else ""
-        return Asked(request.id, text, request.prompt, request.session, size + HTTP_BODY)
-
-    def text(self, request: Request) -> str:
-        """Return the characters of a prompt."""
+        size = CHARACTERS_PER_TOKEN * request.prompt + HTTP_BODY
+        if self._text_of is not None:
+            return Asked(request.id, self._text_of(request), request.prompt, request.session, size)
         pieces = [(("own", request.id), request.prompt)] if request.content is None else request.content.pieces
-        return "".join([self._characters(name, CHARACTERS_PER_TOKEN * tokens) for name, tokens in pieces])
-
-    def _characters(self, name: Any, count: int) -> str:
-        word = f"{self._numbers.setdefault(name, len(self._numbers))}."
-        return (word * (count // len(word) + 1))[:count]
+        numbers = self._numbers
+        numbered = [(numbers.setdefault(name, len(numbers)), CHARACTERS_PER_TOKEN * tokens) for name, tokens in pieces]
+        return Asked(request.id, None, request.prompt, request.session, size, numbered)
 
 
 def build_fleet(
     scenario: Scenario, cluster: Cluster, requests: Sequence[Request], observers: Sequence[Any], fast_forward: bool,
-    profile: Profile,
+    profile: Profile, text_of: Optional[TextOf] = None,
 ) -> tuple[Fleet, list[SimulatedClock]]:  # fmt: skip
-    """Return the replicas of a scenario behind their router, and their clocks."""
+    """Return the replicas of a scenario behind their router, and their clocks; `text_of`: texts of real prompts."""
     replicas: list[Replica] = []
     clocks = []
     for pool in cluster.all_pools:
@@ -54,9 +50,10 @@ def build_fleet(
         for _ in range(pool.replicas):
             own = server.model_copy(update={"seed": scenario.seed + len(replicas)})  # each has noise of its own
             loop, clock = build_simulation(own, [], observers, fast_forward, of_pool)
+            loop.server.name = cluster.names[len(replicas)] if cluster.size > 1 else ""
             replicas.append(Replica(loop, loop.fast_forward))
             clocks.append(clock)
     router = cluster.make_router()
     staleness = router.report_interval if cluster.staleness is None else cluster.staleness
-    fleet = Fleet(replicas, router, requests, RouterTexts(router), scenario.seed, staleness)
+    fleet = Fleet(replicas, router, requests, RouterTexts(text_of), scenario.seed, staleness)
     return fleet, clocks

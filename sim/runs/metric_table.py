@@ -112,6 +112,8 @@ TABLE = (
     Metric("saved_prefill_s", "Saved prefill time", "s", "max"),
     Metric("host_cache_hits", "Tokens copied from the host", "", "max"),
     Metric("host_copy_s", "Time of copies from the host", "s", "min"),
+    Metric("busy_imbalance", "Imbalance of busy time", "", "min", ("summary", "table")),
+    Metric("request_imbalance", "Imbalance of requests", "", "min"),
     Metric("mfu", "MFU", "", "max", ("summary", "table"), is_percentage=True, needs="peak"),
     Metric("mbu", "MBU", "", "max", ("summary", "table"), is_percentage=True, needs="peak"),
     Metric("energy", "Energy", "J/1k tok", "min", ("summary",), needs="power"),

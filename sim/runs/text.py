@@ -12,6 +12,7 @@ from .leading import leading_metrics
 from .metric_table import format_quantity, metric_title, metrics_in, percentile_name, unit_of
 from .notes import note
 from .prices import COSTS
+from .replicas import replica_lines
 from .request_rows import STATES
 from .run_warnings import source_notes
 
@@ -40,6 +41,8 @@ def title_line(title: str, fill: str = "-") -> str:
 def show_run(run: Run, percentiles: Sequence[float] = SHOWN_PERCENTILES) -> str:
     lines = [title_line(" Serving Benchmark Result (simulated) ", "="), *benchmark(run, percentiles)]
     lines += [title_line(" Simulator-only metrics "), *simulator_metrics(run)]
+    if run.replicas is not None:
+        lines += [title_line(" Replicas "), *fleet_lines(run)]
     if run.intervals is not None:
         lines += [title_line(f" {100 * run.intervals['confidence']:g} % intervals "), *interval_lines(run)]
     lines += ["=" * WIDTH, *filter(None, [leading_line(run), run.limit_metrics.get("limit_text")])]
@@ -119,6 +122,19 @@ def leading_line(run: Run) -> str:
             unit = unit_of(name, [result[name]])
             texts.append(f"{metric_title(name)} {format_quantity(result[name], None, unit)} {unit.name}")
     return f"result: {', '.join(texts)}" if texts else ""
+
+
+def fleet_lines(run: Run) -> list[str]:
+    """Return the metrics of a fleet, and a table of its replicas."""
+    result, cluster = run.result(), run.scenario.cluster
+    assert cluster is not None
+    return [
+        line("Replicas:", len(result["replicas"])),
+        line("Router:", cluster.router["name"]),
+        line("Busiest replica / mean, time in calls:", result["busy_imbalance"]),
+        line("Most requests of a replica / mean:", result["request_imbalance"]),
+        *replica_lines(result["replicas"]),
+    ]
 
 
 def cache_lines(result: Mapping[str, Any]) -> list[str]:
