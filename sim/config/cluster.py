@@ -7,7 +7,7 @@ from typing import Any, Optional, Union
 from pydantic import Field, field_validator, model_validator
 from servesim.core import BadInput
 from servesim.core.fields import check_fields, policy_fields
-from servesim.core.limits import MAX_RANKS, MAX_SECONDS
+from servesim.core.limits import MAX_NUMBER, MAX_RANKS, MAX_SECONDS
 from servesim.files.checked import Int, Keys, Number
 from servesim.files.read import did_you_mean, quote, show_path
 from servesim.routers import ROUTERS, Router
@@ -25,7 +25,9 @@ class Pool(Keys):
     profile: Optional[Union[str, Tree]] = Field(None, description="step costs of these replicas")
     policy: Optional[Union[str, Tree]] = Field(None, description="policy, or fields of it, of these replicas")
     engine: Tree = Field({}, description="keys of the engine section that differ")
-    price_per_hour: Optional[Number] = Field(None, ge=0, description="price of one of its devices (default: cluster's)")
+    price_per_hour: Optional[Number] = Field(
+        None, ge=0, le=MAX_NUMBER, description="price of one of its devices (default: cluster's)"
+    )
 
     @property
     def changes(self) -> Tree:
@@ -43,7 +45,9 @@ class Cluster(Keys):
     staleness: Optional[Number] = Field(
         None, ge=0, le=MAX_SECONDS, description="seconds between two reports of replicas (default: as the real router)"
     )
-    price_per_hour: Optional[Number] = Field(None, ge=0, description="price of one device, in any currency")
+    price_per_hour: Optional[Number] = Field(
+        None, ge=0, le=MAX_NUMBER, description="price of one device, in any currency"
+    )
 
     @field_validator("router", mode="before")
     @classmethod
