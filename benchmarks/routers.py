@@ -169,10 +169,11 @@ def prefix(data: Path) -> Iterable[str]:
 
 def ladder(data: Path) -> Iterable[str]:
     """Simulate llm-d's ladder of rates: round robin against precise prefix routing."""
-    settings = {**VLLM, "profile": {"model": "qwen3-32b", "device": "H100", "tensor_parallel": 2}}
+    serve = {"name": "vllm-v1", "max_num_seqs": 1024, "max_num_batched_tokens": 8192}  # as `vllm serve` on an H100
+    settings = {**VLLM, "policy": serve, "profile": {"model": "qwen3-32b", "device": "H100", "tensor_parallel": 2}}
     yield "## Qwen3-32B on 8 x 2 H100, 150 groups of 5 prompts (6,000 + 1,200 tokens), 1,000 generated\n"
-    yield "| requests/s | round robin TTFT, published | simulated | precise TTFT, published | simulated "
-    yield "| round robin tok/s, published | simulated | precise tok/s, published | simulated |"
+    heads = [f"{what}, {how}" for what in ("TTFT", "tok/s") for how in ("round robin", "precise")]
+    yield "| requests/s | " + " | ".join(f"{head}: published | simulated" for head in heads) + " |"
     yield "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
     with (data / "cluster" / "llmd_precise_ladder.csv").open(newline="") as file:
         stages = list(csv.DictReader(file))
@@ -205,10 +206,10 @@ def shared_prefixes(rate: float, seconds: float) -> tuple[list[ClientRequest], f
 
 
 def nodes(data: Path) -> Iterable[str]:
-    """Simulate the prefill nodes of Mooncake's paper; the rate is that at which random gives the published TTFT."""
+    """Simulate the prefill nodes of Mooncake's paper, at the rate of the trace."""
     settings = {**VLLM, "profile": {"model": "llama-3.1-70b", "device": "A100-80GB", "tensor_parallel": 8}}
     local = {"name": "conductor", "transfer_per_token": 1e-4}  # a copy costs as much as a prefill: none is made
-    rate = NODE_RATE
+    rate = RATES[8]
     requests = conversation(data, rate, output=1)
     yield f"## Prefill of Mooncake's trace on 8 nodes with Llama-3.1-70B, {rate} requests/s\n"
     yield "| policy of the paper | router | TTFT, published | simulated |\n| --- | --- | ---: | ---: |"
@@ -221,7 +222,6 @@ def nodes(data: Path) -> Iterable[str]:
     yield ""
 
 
-NODE_RATE = 3.4
 PARTS = {"mooncake": mooncake, "thresholds": thresholds, "prefix": prefix, "ladder": ladder, "nodes": nodes}
 
 
