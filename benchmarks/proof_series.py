@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 import servesim
 from proof_rows import Row, table
 from servesim.calibrate.imports.cost_tables import import_layers
@@ -62,7 +61,6 @@ RUNS = (
     Series("H100/SD+PC", "Llama-3.1-70B", "H100", degree=4),
     Series("H100/SD", "Llama-3.1-70B", "H100", degree=4, caching=False),
 )
-Runs = list[Any]  # one result of servesim.run per replica
 
 
 def predict_series(data: Path) -> list[Row]:
@@ -78,12 +76,12 @@ def predict_series(data: Path) -> list[Row]:
         policy = {**SCHEDULER, **OLD, "enable_prefix_caching": series.caching}
         with tempfile.TemporaryDirectory() as scratch:
             write_profile(Path(scratch) / "profile", {"name": "layers"}, cost_of(series, table(tables)))
-            runs = simulate(table(folder / "workloads" / "dense.csv.gz"), Path(scratch), policy,
+            run = simulate(table(folder / "workloads" / "dense.csv.gz"), Path(scratch), policy,
                             series.replicas)  # fmt: skip
         assumed = SYNCHRONOUS + (ALTERNATE if series.replicas > 1 else "")
         for quantity, measured, predicted, others in (
-            *series_figures(folder, series, runs),
-            *mean_figures(means[series.run], runs, rivals),
+            *series_figures(folder, series, run),
+            *mean_figures(means[series.run], run, rivals),
         ):
             rows.append(Row(SET, series.run, quantity, measured, predicted, CALIBRATED, others, assumed,
                             EAGER))  # fmt: skip
@@ -118,38 +116,34 @@ def rising(values: Sequence[float]) -> list[tuple[float, float]]:
     return list(zip(POINTS, np.maximum.accumulate(values).tolist()))
 
 
-def simulate(requests: Sequence[Mapping[str, str]], scratch: Path, policy: Mapping[str, Any], replicas: int) -> Runs:
-    """Run the requests on replicas with the profile of the folder; each replica gets every n-th request."""
-    runs = []
-    for number in range(replicas):
-        trace = scratch / f"{number}.csv"
-        with trace.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            names = ("arrival_s", "prompt_tokens", "output_tokens", "hash_ids")
-            writer.writerow(names)
-            writer.writerows([request[name] for name in names] for request in requests[number::replicas])
-        runs.append(
-            servesim.run(
-                trace=trace,
-                policy=policy,
-                engine={"num_blocks": BLOCKS},
-                profile=scratch / "profile",
-                decisions=True,
-            )
-        )
-    return runs
+def simulate(requests: Sequence[Mapping[str, str]], scratch: Path, policy: Mapping[str, Any], replicas: int) -> Any:
+    """Run the requests on replicas with the profile of the folder; they get the requests in turn."""
+    trace = scratch / "trace.csv"
+    with trace.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        names = ("arrival_s", "prompt_tokens", "output_tokens", "hash_ids")
+        writer.writerow(names)
+        writer.writerows([request[name] for name in names] for request in requests)
+    return servesim.run(
+        trace=trace,
+        policy=policy,
+        engine={"num_blocks": BLOCKS},
+        profile=scratch / "profile",
+        settings={"cluster.replicas": replicas},
+        decisions=True,
+    )
 
 
-def series_figures(folder: Path, series: Series, runs: Runs) -> list[tuple[str, float, float, dict[str, float]]]:
+def series_figures(folder: Path, series: Series, run: Any) -> list[tuple[str, float, float, dict[str, float]]]:
     """Return the mean difference of tokens in each second, and the last second with tokens."""
     path = folder / "series" / f"{series.run.replace('/', '_')}.csv"
     if not path.is_file():
         return []
     lines = table(path)
     measured, theirs = (np.array([float(line[column]) for line in lines]) for column in list(lines[0])[1:])
-    longest = max(len(measured), *(int(np.ceil(run.decisions.t_end.max())) + 1 for run in runs))
+    longest = max(len(measured), int(np.ceil(run.decisions.t_end.max())) + 1)
     measured, theirs = (np.pad(values, (0, longest - len(values))) for values in (measured, theirs))
-    ours = sum(tokens_by_second(run, longest) for run in runs)
+    ours = tokens_by_second(run, longest)
     mean, names = float(measured[: len(lines)].mean()), ("measured", "LLMServingSim 2.0", "ours")
     ends = {name: float(np.flatnonzero(values)[-1]) for name, values in zip(names, (measured, theirs, ours))}
     differences = [mean + float(np.abs(values - measured).sum()) / len(lines) for values in (theirs, ours)]
@@ -166,14 +160,14 @@ def tokens_by_second(run: Any, seconds: int) -> Any:
 
 
 def mean_figures(
-    means: Mapping[str, str], runs: Runs, rivals: Mapping[tuple[str, str], dict[str, float]]
+    means: Mapping[str, str], run: Any, rivals: Mapping[tuple[str, str], dict[str, float]]
 ) -> list[tuple[str, float, float, dict[str, float]]]:
     """Return the means that are published for a run with one server."""
     columns = {"tok/s": ("throughput_tok_s", "throughput_tok_s", "output_throughput"),
                "TTFT mean": ("ttft_mean_ms", "mean_ttft_ms", "mean_ttft_ms"),
                "TPOT mean": ("tpot_mean_ms", "mean_tpot_ms", "mean_tpot_ms")}  # fmt: skip
     return [
-        (quantity, float(means[column]), float(runs[0].metrics[own]), rivals[means["run"], metric])
+        (quantity, float(means[column]), float(run.metrics[own]), rivals[means["run"], metric])
         for quantity, (column, metric, own) in columns.items()
         if means[column]
     ]
@@ -189,8 +183,8 @@ def predict_qwen(data: Path) -> list[Row]:
         scratch = Path(name)
         add_exchange(folder / "profile" / QWEN / "tp1", scratch / "tables")
         import_layers(scratch / "tables", scratch / "profile", QWEN_LAYERS, experts=(LOCAL_EXPERTS, PER_TOKEN))
-        runs = simulate(requests, scratch, {**SCHEDULER, "version": "0.19.0"}, 2)
-    done = pd.concat([run.requests for run in runs])
+        run = simulate(requests, scratch, {**SCHEDULER, "version": "0.19.0"}, 2)
+    done = run.requests
     figures = {"E2E mean": ("e2e_mean_ms", done.e2el), "TTFT mean": ("ttft_mean_ms", done.ttft),
                "TPOT mean": ("tpot_mean_ms", done.tpot)}  # fmt: skip
     return [

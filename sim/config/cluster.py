@@ -123,10 +123,22 @@ def router_class(name: Any, key: str) -> type[Router]:
     path, _, attribute = (name if ".py:" in name else f"{name}:").rpartition(":")
     module = load_file(path, name)
     kind = getattr(module, attribute, None)
-    if not (isinstance(kind, type) and issubclass(kind, Router)):
-        found = [
-            k for k, v in vars(module).items() if isinstance(v, type) and issubclass(v, Router) and v is not Router
-        ]
+    if is_router_class(kind) and kind.choices is Router.choices and kind.route is Router.route:
+        raise BadInput(f"{key} {show_path(name)}: {class_line(kind)}: {attribute} has no method choices")
+    if not is_router_class(kind):
+        found = [k for k, v in vars(module).items() if is_router_class(v) and v is not Router]
         hint = f", e.g. {path}:{found[0]}" if found else f"; {path} has none"
         raise BadInput(f"{key} {show_path(name)}: expected a Router class{hint}")
     return kind
+
+
+def is_router_class(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Router)
+
+
+def names_router(name: Any) -> bool:
+    """Whether a name is that of a router, or of a Router class in a user file, which is loaded."""
+    if not names_file(name):
+        return name in ROUTERS
+    path, _, attribute = name.rpartition(":")
+    return ".py:" in name and is_router_class(getattr(load_file(path, name), attribute, None))

@@ -16,8 +16,8 @@ from random import Random
 from typing import Any, Callable, Optional
 
 import simpy
-from servesim.core import Request
-from servesim.routers.router import Asked, Router
+from servesim.core import BadInput, Request
+from servesim.routers.router import REFUSED, Asked, Router
 from servesim.routers.router import Fleet as View
 from servesim.routers.router import Replica as Reported
 
@@ -162,6 +162,10 @@ class Fleet(Servers):
         asked = self._ask(request)
         view = View(request.sent, self.present, self.memory, CachedTokens(self.replicas, request))
         number = self.router.route(asked, view, self._random)
+        if number == REFUSED:
+            raise BadInput(f"cluster.router: it refuses request {request.id}; a fleet cannot simulate this")
+        if number not in self.present:
+            raise ValueError(f"replica {number!r}, expected one of {self.present}")
         self.router.sent(asked, number, view)
         self.replica_of[request.id] = number
         if not self._is_static:

@@ -227,7 +227,7 @@ def run_loop(
     ran = with_answers(requests, answers or {})
     with unchanged_requests(loop.server, ran):
         try:
-            with user_errors(loop.policy):
+            with user_errors(getattr(loop, "router", None)), user_errors(loop.policy):
                 loop.run()
         except Stuck as error:
             stuck = error
