@@ -195,8 +195,9 @@ class FastForward(HeldSteps):
         cost = costs.get(live)
         if cost is None:
             cost = self._decode_cost(live, extra)
-        if not cost.linear or self._learns or self.loop.inbox.delayed:
-            return step.start
+        flight = self.server.flight
+        if not cost.linear or self._learns or self.loop.inbox.delayed or (flight is not None and flight.ends):
+            return step.decided
         hold, horizon, _ = self._bounds(plan)
         steps = min(hold, cohort.next_finish - cohort.steps)
         return min(horizon, step.start + steps * (cost.fixed + cost.slope * cohort.context) * ROUNDED_DOWN)
@@ -340,9 +341,9 @@ class FastForward(HeldSteps):
         if inbox.delayed or inbox.followers:
             steps = self._steps_until_visible(steps)
         horizon = inbox.next_arrival if self._only_arrivals and until is None else self._horizon(until)
-        if self.loop.barrier < horizon:
-            horizon = self.loop.barrier
-        return steps, horizon, hold.past_finish and until is None and not inbox.followers
+        horizon = min(horizon, self.loop.barrier)
+        may_follow = inbox.followers or inbox.stops_at_ends
+        return steps, horizon, hold.past_finish and until is None and not may_follow
 
     def _learn(self, now: float) -> bool:
         """Let the policy learn from the last step. Return whether its plan still holds."""

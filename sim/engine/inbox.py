@@ -28,7 +28,8 @@ class Inbox:
 
     __slots__ = (
         "_coming", "_direct", "_next", "_next_serial", "_open", "_released", "client_delay", "delayed", "end_lag",
-        "ended", "followers", "lag", "next_arrival", "per_request", "per_token", "reports_ends", "seconds", "timeout",
+        "ended", "followers", "lag", "next_arrival", "per_request", "per_token", "reports_ends", "seconds",
+        "stops_at_ends", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -68,6 +69,7 @@ class Inbox:
         self._released: list[tuple[float, int, Request]] = []  # followers whose predecessor has finished
         self.reports_ends = bool(self.followers)
         self.ended: Optional[list[tuple[float, Request]]] = None  # in a fleet: when requests ended, for the router
+        self.stops_at_ends = False  # in a fleet: the end of a request may send another one here
         self.delayed: deque[tuple[int, Request]] = deque()  # (ended calls at which it becomes visible, request)
         self.next_arrival = self._arrival(0)
 
@@ -109,8 +111,13 @@ class Inbox:
         self._next_serial += 1
         if self.per_request or self.per_token:
             before = self._coming[-1].arrival if self._coming else -math.inf
-            request.arrival = max(before, request.sent) + self._work(request)
+            request.arrival = max(before, request.arrival) + self._work(request)
         self._coming.append(request)
+        self._update_next_arrival()
+
+    def send_again(self, request: Request, time: float) -> None:
+        """Tell the server at a time that the KV of a request that it knows has been copied."""
+        heappush(self._released, (time, request.serial, request))
         self._update_next_arrival()
 
     def end(self, ended: Request, now: float) -> None:

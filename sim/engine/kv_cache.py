@@ -88,6 +88,10 @@ class KvCache:
         """Return the blocks of a waiting request that can come from the cache: its last token is always computed."""
         return (request.prompt + request._written - 1) // self.pool.block_size
 
+    def find_cached(self, request: Request) -> tuple[int, int]:
+        """Return the cached tokens of a request that has not run here, and which of their blocks no request holds."""
+        return 0, 0
+
     def look_up(self, request: Request, tokens: int) -> None:
         """Note that the engine has looked up the first tokens of a request."""
 

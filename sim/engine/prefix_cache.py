@@ -48,6 +48,14 @@ class PrefixCache(KvCache):
         """The free blocks that hold text. If all blocks are appended, partly filled ones count too."""
         return min(self.count - self.blank, self.pool.free)
 
+    def find_cached(self, request: Request) -> tuple[int, int]:
+        text = self.text_of(request)
+        if text is None:
+            return 0, 0
+        self._settle()
+        match = self.tree.match(text, self.most_cached_blocks(request), NO_DRAFT, 0)
+        return match.blocks * self.pool.block_size, match.idle
+
     def admit(self, request: Request, cached: int, decodes: bool = True) -> int:
         if not self.counts_lookups:
             self.stats.count(request, cached)

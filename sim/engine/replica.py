@@ -20,7 +20,17 @@ from .server import Server
 class Replica:
     """The loop of one server in a fleet."""
 
-    __slots__ = ("_bound", "_fast_forward", "_reported", "idle_s", "loop", "sent", "wakes_at")
+    __slots__ = (
+        "_bound",
+        "_fast_forward",
+        "_reported",
+        "horizon",
+        "idle_s",
+        "loop",
+        "sent",
+        "stops_at_ends",
+        "wakes_at",
+    )
 
     def __init__(self, loop: Loop, fast_forward: Any) -> None:
         self.loop = loop
@@ -28,6 +38,7 @@ class Replica:
         self._fast_forward = fast_forward  # None: every step runs alone
         self._bound = 0.0  # held steps change nothing before this time
         self._reported = (-math.inf, Reported())
+        self.horizon = 0.0  # the time up to which it runs now
         self.wakes_at = 0.0  # when it may change something next
         self.idle_s = 0.0  # seconds without a model call
         self.sent = 0  # requests
@@ -39,18 +50,21 @@ class Replica:
 
     def run_until(self, horizon: float) -> float:
         """Run all steps that are decided before a time. Return when something may change next; inf: at a request."""
-        loop = self.loop
-        loop.barrier = horizon
+        loop, ended = self.loop, self.loop.inbox.ended
+        self.horizon, known = horizon, len(ended or ())
         while True:
+            if loop.inbox.stops_at_ends and ended is not None and len(ended) > known:
+                self.horizon = min(self.horizon, *[time for time, _ in ended[known:]])
+            loop.barrier = horizon = self.horizon
             held = loop.held
             if held is not None:
-                if loop.inbox.next_arrival == math.inf and self._bound >= horizon:
+                if loop.inbox.next_arrival >= horizon and self._bound >= horizon:
                     self.wakes_at = self._bound
-                    return self._bound
+                    return self.next_event
                 loop.held = None
                 loop.run_held(held)
                 continue
-            time = self._next_decision()
+            time = self.next_event
             if time >= horizon:
                 self.wakes_at = time
                 return time
@@ -64,8 +78,9 @@ class Replica:
             self._bound = self._fast_forward.earliest_end(loop.held)
         self.wakes_at = loop.now if next_event is None else next_event
 
-    def _next_decision(self) -> float:
-        """Return when the next step is decided."""
+    @property
+    def next_event(self) -> float:
+        """The time before which it changes nothing: its next decision, or the end of a held step."""
         return max(self.loop.now, min(self.wakes_at, self.loop.inbox.next_arrival))
 
     def _wait(self, time: float) -> None:
@@ -86,4 +101,7 @@ class Replica:
         """Return what the replica says about itself."""
         server = self.loop.server
         pool = server.pool
-        return Reported(len(server.waiting) + len(server.swapped), len(server.running), pool.held / max(1, pool.total))
+        waiting = len(server.waiting) + len(server.swapped)
+        if self.loop.port is not None:
+            waiting += len(self.loop.port.queue)
+        return Reported(waiting, len(server.running), pool.held / max(1, pool.total))
