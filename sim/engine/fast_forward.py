@@ -198,7 +198,7 @@ class FastForward(HeldSteps):
             cost = self._decode_cost(live, extra)
         returns = flight is not None and bool(flight.ends or flight.sampled)  # first or last tokens, before this step
         if returns or not cost.linear or self._learns or self.loop.inbox.delayed:
-            return step.start
+            return step.decided
         hold, horizon, _ = self._bounds(plan)
         steps = min(hold, cohort.next_finish - cohort.steps)
         return min(horizon, step.start + steps * (cost.fixed + cost.slope * cohort.context) * ROUNDED_DOWN)
