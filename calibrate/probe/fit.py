@@ -147,12 +147,15 @@ def cost_of(parts: Sequence[PartFit], values: Optional[Sequence[Array]] = None) 
 
 
 def fit_decodes(groups: Groups, buckets: Sequence[int], ratios: ModelRatios, context_step: int = 0) -> PartFit:
-    """Fit the decode part. Steps that are linear in the context simulate faster: the root needs clear evidence."""
-    model = DecodeModel(groups, buckets, ratios, True, context_step)
-    solution = solve(model.problem(groups))
-    if not solution.values[-1] > CLEAR * solution.standard_errors()[-1]:
-        model = DecodeModel(groups, buckets, ratios, False, context_step)
+    """Fit the decode part. Steps that are linear in the context simulate faster: a further term needs clear evidence.
+
+    That is the longest context if the samples have it, or the root of the context.
+    """
+    for term in (*(["longest"] if groups.column("longest").any() else []), "context_root", ""):
+        model = DecodeModel(groups, buckets, ratios, term, context_step)
         solution = solve(model.problem(groups))
+        if not term or solution.values[-1] > CLEAR * solution.standard_errors()[-1]:
+            break
     return PartFit(model, solution)
 
 

@@ -31,6 +31,13 @@ class ShapeRecorder(StepCost):
         self.cost = cost
         self.shapes: set[Shape] = set()
 
+    @property
+    def reads_longest(self) -> bool:
+        return self.cost.reads_longest
+
+    def decode_unequal(self, rows: int, live: int, context: int, longest: int) -> float:
+        return self.seconds(Shape(decode_rows=rows, decode_live=live, context=context, longest=longest))
+
     def seconds(self, shape: Shape) -> float:
         self.shapes.add(shape)
         return self.cost.duration(shape)
@@ -94,8 +101,15 @@ class StepFactors(StepCost):
     def seconds(self, shape: Shape) -> float:
         return self.scaled.seconds(shape)
 
+    @property
+    def reads_longest(self) -> bool:
+        return self.cost.reads_longest
+
     def decode(self, rows: int, live: int, context: int) -> float:
         return self.scaled.decode(rows, live, context)
+
+    def decode_unequal(self, rows: int, live: int, context: int, longest: int) -> float:
+        return self.scaled.decode_unequal(rows, live, context, longest)
 
     def linear_in_context(self, rows: int, live: int) -> Optional[tuple[float, float]]:
         return self.scaled.linear_in_context(rows, live)

@@ -28,6 +28,10 @@ class ChangedCost(StepCost):
     def deterministic(self) -> bool:
         return self.cost.deterministic
 
+    @property
+    def reads_longest(self) -> bool:
+        return self.cost.reads_longest
+
     def change(self, seconds: float, shape: Shape) -> float:
         """Return the changed seconds of a step. Subclasses implement this."""
         raise NotImplementedError
@@ -40,10 +44,15 @@ class ChangedCost(StepCost):
         return self.change(self.cost.seconds(shape), shape)
 
     def decode(self, rows: int, live: int, context: int) -> float:
+        return self.decode_unequal(rows, live, context, 0)
+
+    def decode_unequal(self, rows: int, live: int, context: int, longest: int) -> float:
         line = self.linear_in_context(rows, live)  # fast-forward uses the line: both must round in the same way
         if line is not None:
             return line[0] + line[1] * context
-        shape: Shape = tuple.__new__(Shape, (0, 0, 0, 0, 0, rows, live, context, 0))  # faster than with keywords
+        shape: Shape = tuple.__new__(Shape, (0, 0, 0, 0, 0, rows, live, context, 0, longest))  # faster than keywords
+        if longest:
+            return self.change(self.cost.decode_unequal(rows, live, context, longest), shape)
         return self.change(self.cost.decode(rows, live, context), shape)
 
     def linear_in_context(self, rows: int, live: int) -> Line:

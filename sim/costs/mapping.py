@@ -69,7 +69,7 @@ def check_term(name: str, default: Any, value: Any, where: str) -> Any:
         if not isinstance(value, bool):
             raise BadInput(f"{where}: expected true or false, got {quote(value)}")
         return value
-    if isinstance(default, float):
+    if default is None or isinstance(default, float):
         return check_number(value, where, maximum=1.0 if name in FRACTIONS else MAX_COST)
     if isinstance(default, int):
         return check_buckets([value], where)[0] if value else 0

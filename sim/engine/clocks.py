@@ -34,6 +34,11 @@ class HeldSteps:
 class Clock:
     """The time of a loop."""
 
+    @property
+    def reads_longest(self) -> bool:
+        """Whether it needs the longest context of the decoding rows of every step."""
+        return False
+
     def finish_call(self, step: Step, start: float, rules: EngineRules) -> float:
         """Wait until the model call of a step ends, or advance the time to its end. Return the end time."""
         raise NotImplementedError
@@ -77,6 +82,10 @@ class VirtualClock(Clock):
         self.cost = cost
         self._now = 0.0
 
+    @property
+    def reads_longest(self) -> bool:
+        return self.cost.reads_longest
+
     def start(self) -> float:
         self._now = 0.0
         return 0.0
@@ -101,6 +110,10 @@ class WallClock(Clock):
 
     def __init__(self) -> None:
         self.origin = time.perf_counter()
+
+    @property
+    def reads_longest(self) -> bool:
+        return True  # measured steps are recorded with it
 
     def start(self) -> float:
         self.origin = time.perf_counter()

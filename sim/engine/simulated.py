@@ -42,6 +42,10 @@ class SimulatedClock(Clock):
         self._single_chunks: dict[int, tuple[float, int]] = {}  # tokens: seconds, padding tokens; see _seconds
         self._cold = {kind: seconds for kind, seconds in zip(("prefill", "decode"), cold_start) if seconds}
 
+    @property
+    def reads_longest(self) -> bool:
+        return self.cost.reads_longest
+
     def make_fast_forward(self, loop: Loop) -> Optional[FastForward]:
         """Return the object that runs held steps as one event. Observers that need every step turn it off."""
         needed = any(getattr(observer, "every_step", True) for observer in loop.observers)
