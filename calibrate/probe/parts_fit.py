@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 from servesim.costs.model_arithmetic import MODELS, model_of
@@ -190,6 +190,7 @@ class PrefillModel(LinearModel):
     overlap = 0.0
     floor = True  # as in MixedPart
     width = 0  # as in PrefillPart
+    width_power: Optional[float] = None
 
     def __init__(
         self, groups: Groups, buckets: Sequence[int], ratios: ModelRatios, decodes: DecodePart, one_pass: bool = True
@@ -205,10 +206,11 @@ class PrefillModel(LinearModel):
 
     def design(self, groups: Groups) -> Array:
         cross, decoding = groups.column("cross"), groups.column("decode_rows")
+        power = 1.0 if self.width_power is None else self.width_power
         columns = {
             "row": groups.column("prefill_rows"),
             "square": groups.column("squares"),
-            "cross": cross * np.maximum(1.0, self.width / np.maximum(groups.column("prefill_tokens"), 1)),
+            "cross": cross * np.maximum(1.0, self.width / np.maximum(groups.column("prefill_tokens"), 1)) ** power,
             "cross_root": np.sqrt(cross),
             "paged_square": np.where(cross > 0, groups.column("squares"), 0.0),
             "mixed.step": (decoding > 0).astype(float),
@@ -253,7 +255,8 @@ class PrefillModel(LinearModel):
         curve = tuple(self.curve(values))
         terms = {term: self.of_term(values, term) for term in PREFILL_TERMS}
         step, per_row, context = (self.of_term(values, term) for term in MIXED_TERMS)
-        prefill = PrefillPart(curve, **terms, buckets=tuple(self.buckets), width=self.width)
+        wide = {"width": self.width, "width_power": self.width_power}
+        prefill = PrefillPart(curve, **terms, buckets=tuple(self.buckets), **wide)
         mixed = MixedPart(self.one_pass, step, per_row, context, self.overlap, self.floor)
         return replace(cost, prefill=prefill, mixed=mixed)
 

@@ -16,7 +16,7 @@ from .parts import PART_FIELDS, PartsCost
 
 KINDS = ("linear", "parts")
 REQUIRED_PARTS = ("prefill", "decode")
-FRACTIONS = ("overlap", "expert_share")  # terms that are not seconds
+FRACTIONS = ("overlap", "expert_share", "width_power")  # terms that are not seconds
 SELECTION = "selection"  # seconds per step and per row to add, because tokens are selected in another way
 
 

@@ -61,6 +61,7 @@ class PrefillPart(Part):
     padded_square: float = 0.0  # per (padded tokens)^2 / rows: attention of equally padded rows
     buckets: Sequence[int] = ()  # padding buckets of the tokens; larger steps are not padded
     width: int = 0  # fewer tokens than this need as long for the tokens cached before them: they do not fill the device
+    width_power: Optional[float] = None  # of width / tokens; below 1, fewer tokens need a little less time
 
     def seconds(self, shape: Shape, joined: int = 0) -> float:
         """Return the seconds of the prompts of a step; `joined` decodes count as further tokens."""
@@ -71,6 +72,8 @@ class PrefillPart(Part):
         cross = shape.cross
         if cross:
             wide = cross * self.width / shape.prefill_tokens
+            if wide > cross and self.width_power is not None:
+                wide = cross * (self.width / shape.prefill_tokens) ** self.width_power
             seconds += self.cross * (wide if wide > cross else cross) + self.cross_root * sqrt(cross)
             seconds += self.paged_square * shape.squares
         if self.padded_square:

@@ -34,10 +34,7 @@ class HeldSteps:
 class Clock:
     """The time of a loop."""
 
-    @property
-    def reads_longest(self) -> bool:
-        """Whether it needs the longest context of the decoding rows of every step."""
-        return False
+    reads_longest = False  # whether it needs the longest context of the decoding rows of every step
 
     def finish_call(self, step: Step, start: float, rules: EngineRules) -> float:
         """Wait until the model call of a step ends, or advance the time to its end. Return the end time."""
@@ -81,10 +78,7 @@ class VirtualClock(Clock):
     def __init__(self, cost: StepCost) -> None:
         self.cost = cost
         self._now = 0.0
-
-    @property
-    def reads_longest(self) -> bool:
-        return self.cost.reads_longest
+        self.reads_longest = cost.reads_longest
 
     def start(self) -> float:
         self._now = 0.0
@@ -110,10 +104,7 @@ class WallClock(Clock):
 
     def __init__(self) -> None:
         self.origin = time.perf_counter()
-
-    @property
-    def reads_longest(self) -> bool:
-        return True  # measured steps are recorded with it
+        self.reads_longest = True  # measured steps are recorded with it
 
     def start(self) -> float:
         self.origin = time.perf_counter()

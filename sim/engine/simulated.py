@@ -29,6 +29,7 @@ class SimulatedClock(Clock):
         cold_start: tuple[float, float] = (0.0, 0.0),  # extra seconds of the first prefill and the first decode
     ) -> None:
         self.cost = cost
+        self.reads_longest = cost.reads_longest
         self.padding = padding
         self.allow_fast_forward = allow_fast_forward
         self.fast_forward: Optional[FastForward] = None
@@ -41,10 +42,6 @@ class SimulatedClock(Clock):
         self._max_single_chunk = 0  # tokens
         self._single_chunks: dict[int, tuple[float, int]] = {}  # tokens: seconds, padding tokens; see _seconds
         self._cold = {kind: seconds for kind, seconds in zip(("prefill", "decode"), cold_start) if seconds}
-
-    @property
-    def reads_longest(self) -> bool:
-        return self.cost.reads_longest
 
     def make_fast_forward(self, loop: Loop) -> Optional[FastForward]:
         """Return the object that runs held steps as one event. Observers that need every step turn it off."""
