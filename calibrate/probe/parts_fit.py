@@ -253,10 +253,10 @@ class PrefillModel(LinearModel):
 
     def apply(self, cost: PartsCost, values: Array) -> PartsCost:
         curve = tuple(self.curve(values))
-        terms = {term: self.of_term(values, term) for term in PREFILL_TERMS}
+        terms: dict[str, Any] = {term: self.of_term(values, term) for term in PREFILL_TERMS}
         step, per_row, context = (self.of_term(values, term) for term in MIXED_TERMS)
-        wide = {"width": self.width, "width_power": self.width_power}
-        prefill = PrefillPart(curve, **terms, buckets=tuple(self.buckets), **wide)
+        terms |= {"width": self.width, "width_power": self.width_power}
+        prefill = PrefillPart(curve, **terms, buckets=tuple(self.buckets))
         mixed = MixedPart(self.one_pass, step, per_row, context, self.overlap, self.floor)
         return replace(cost, prefill=prefill, mixed=mixed)
 

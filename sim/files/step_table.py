@@ -183,7 +183,7 @@ def parse_step(own: CsvRow, names: Mapping[str, Sequence[str]], unit: float, req
 def parse_shape(counts: Mapping[str, Optional[int]], batch: str, where: str) -> tuple[frozenset[str], Shape]:
     """Return the requests of a step, if its batch is known, and its shape: from the batch or from its counts."""
     given = [counts[field] for field in Shape._fields[:-1]]  # the longest context may be unknown
-    known, requests = Shape(*(count or 0 for count in given), counts["longest"] or 0), frozenset[str]()
+    known, requests = Shape(*(counts[field] or 0 for field in Shape._fields)), frozenset[str]()
     if batch and (batch != "[]" or not known.decode_rows):
         requests, shape = parse_batch(batch, f"{where}: batch")
         rows = shape.decode_rows + known.decode_rows  # those that the batch leaves out
