@@ -58,7 +58,7 @@ SCALED = {  # factor of a Change: terms of cost models that it scales
     "cache": ("context", "decode.context", "mixed.context"),
     "copy": ("swap_block", "swap.block"),
     "rows": ("prefill_row", "decode_live", "prefill.row", "decode.live", "decode.context_root", "mixed.row"),
-    "layers": ("mixed.step",),
+    "layers": ("mixed.step", "decode.longest"),
 }  # fmt: skip
 KEPT = (
     "backend", "kernels", "block_size", "row_buckets", "token_buckets", "date", "front_end", "first_use", "noise",
@@ -223,7 +223,7 @@ def derive_cost(cost: StepCost, old: Setting, new: Setting) -> StepCost:
     change, terms = change_of(cost, old, new), terms_of(cost)
     changed = {name: change.curve(terms[name]) for name in CURVES if name in terms}
     for factor, names in SCALED.items():
-        changed |= {name: terms[name] * getattr(change, factor) for name in names if name in terms}
+        changed |= {name: terms[name] * getattr(change, factor) for name in names if terms.get(name) is not None}
     if isinstance(cost, LinearCost):
         changed |= changed_linear(cost, change)
     derived: StepCost = with_terms(cost, changed)

@@ -144,6 +144,13 @@ class PowerKeys(Stored):
     source: Optional[str] = None
 
 
+class InFlightKeys(Stored):
+    """By how many seconds a step in flight is shorter than one alone."""
+
+    step: AtLeast0  # every step: its input, its start and its tokens
+    launch: AtLeast0  # in addition, one that is larger than all padding buckets: its kernels are launched one by one
+
+
 class ModelKeys(Keys):
     """The dimensions of a model that has no known name. An unknown one would be missing in its memory."""
 
@@ -195,6 +202,7 @@ class ProfileFile(Stored):
     front_end: Optional[FrontEnd] = None
     first_use: Optional[FirstUse] = None
     launch: Optional[Launch] = None
+    in_flight: Optional[InFlightKeys] = None
     sampling: Optional[SamplingKeys] = None
     error: Optional[dict[str, Optional[ErrorKeys]]] = None
     check: Optional[CheckKeys] = None

@@ -92,6 +92,7 @@ class Loop:
         server.record_moves = bool(observers)
         # no observer, client or follower waits for the end of a step
         self.fast_path = not (observers or check or inbox.end_lag or inbox.reports_ends)
+        server.cohort.tracks_longest = clock.reads_longest
         self.fast_forward = clock.make_fast_forward(self)
 
     def run(self, stop: Optional[Callable[[], bool]] = None) -> float:
