@@ -51,6 +51,7 @@ class Run:
     padded_rows: int  # padding rows of decodes
     outside_profile: list[str] = field(default_factory=list)  # shapes outside the measured range
     distance_outside: float = 0.0  # how far, see Profile.distance_outside
+    reached: Mapping[str, float] = field(default_factory=dict)  # sizes of the largest steps, by field of a shape
     stuck: Optional[Stuck] = None
     intervals: Optional[Mapping[str, Any]] = None  # of the metrics, see intervals.py
     work: Mapping[str, KindTotals] = field(default_factory=dict)  # what the model calls computed, by kind of step
@@ -266,8 +267,8 @@ def run_loop(
     join_answers(requests, answers or {})
     run = Run(
         scenario, profile, requests, measure(scenario, requests, server), server, loop.calls, loop.now - clock.idle_s,
-        loop.now, *clock.padding_counts, profile.outside_range(reached), profile.distance_outside(reached), stuck,
-        work=work, ran=ran,
+        loop.now, *clock.padding_counts, profile.outside_range(reached), profile.distance_outside(reached),
+        reached, stuck, work=work, ran=ran,
     )  # fmt: skip
     if isinstance(loop, Loop):
         clock.fast_forward = loop.fast_forward = None  # without this cycle, the requests of the run are freed with it

@@ -275,6 +275,5 @@ def describe_confirmation(summary: Summary) -> list[str]:
     if not change.n:
         return []
     percentage = format_percentage(change.relative_to(summary.confirm_baseline_mean(metric)))
-    return [
-        f"winner vs. baseline on {change.n} new replications (not used to choose it): {title_inside(metric)} {percentage}"
-    ]
+    text = f"winner vs. baseline on {change.n} new replications (not used to choose it)"
+    return [f"{text}: {title_inside(metric)} {percentage}"]

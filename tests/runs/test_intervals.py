@@ -266,6 +266,22 @@ def test_intervals_include_the_bias_of_the_fit_on_held_out_steps() -> None:
     assert math.log((1 + high) / (1 + low)) == pytest.approx(2 * 1.96 * math.hypot(SESSION_SPREAD, 0.04), rel=0.05)
 
 
+def test_ttft_of_a_profile_without_measured_steps_has_a_spread_of_its_own() -> None:
+    """Every time is proportional to the step times here, so the spread of TTFT alone makes the difference."""
+    lengths = {"kind": "fixed", "prompt": 16, "output": 50}
+    scenario = scenario_from({"workload": {"requests": 32, "arrivals": {"kind": "burst"}, "lengths": lengths}})
+    profile = profile_of(uncertainty={"session": 0.05, "ttft": 0.1})
+    for metric, spread in (("mean_tpot_ms", 0.05), ("mean_ttft_ms", math.hypot(0.05, 0.1))):
+        low, high = limits(scenario, profile, metric)
+        assert math.log((1 + high) / (1 + low)) == pytest.approx(2 * 1.96 * spread, rel=0.05)
+
+
+def test_a_count_of_preemptions_is_random_even_if_all_draws_agree() -> None:
+    low, high = prediction_interval(100.0, [100.0] * 5, own=100**-0.5)
+    assert (low, high) == (pytest.approx(100 * math.exp(-0.196), rel=1e-3), pytest.approx(100 * math.exp(0.196), rel=1e-3))
+    assert prediction_interval(2.0, [0.0, 2.0, 4.0], own=2**-0.5)[1] > prediction_interval(2.0, [0.0, 2.0, 4.0])[1]
+
+
 def test_intervals_with_steps_in_flight_include_the_error_of_the_overlap() -> None:
     widths = {}
     for asynchronous in (False, True):
