@@ -278,7 +278,10 @@ def test_ttft_of_a_profile_without_measured_steps_has_a_spread_of_its_own() -> N
 
 def test_a_count_of_preemptions_is_random_even_if_all_draws_agree() -> None:
     low, high = prediction_interval(100.0, [100.0] * 5, own=100**-0.5)
-    assert (low, high) == (pytest.approx(100 * math.exp(-0.196), rel=1e-3), pytest.approx(100 * math.exp(0.196), rel=1e-3))
+    assert (low, high) == (
+        pytest.approx(100 * math.exp(-0.196), rel=1e-3),
+        pytest.approx(100 * math.exp(0.196), rel=1e-3),
+    )
     assert prediction_interval(2.0, [0.0, 2.0, 4.0], own=2**-0.5)[1] > prediction_interval(2.0, [0.0, 2.0, 4.0])[1]
 
 
