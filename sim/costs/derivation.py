@@ -35,7 +35,7 @@ from .profile import Profile
 from .public_devices import Device, device_of
 from .public_models import find_model
 from .terms import terms_of, with_terms
-from .uncertainty import has_parameters, parameters, with_parameters
+from .uncertainty import TTFT_SPREAD, has_parameters, parameters, with_parameters
 
 KERNELS, MOE_KERNELS = 9, 14  # of a layer: norms, projections, rotary, attention, MLP; router, sort, sum of experts
 SHARES = (0.6, 0.95)  # of the bandwidth: a fit to few runs can be outside
@@ -274,6 +274,9 @@ def derive_profile(profile: Profile, new: Setting, name: str, where: str = "prof
     how = ", ".join(f"other {what}" for what in changed) or "nothing changed"
     sizes = {key: size for key, size in asdict(new.model).items() if size}
     stored = profile.uncertainty
+    spreads = {"session": stored.session, **({"ttft": stored.ttft} if stored.ttft else {})}
+    if changed:
+        spreads = {"session": max(stored.session, SPREAD), "ttft": TTFT_SPREAD}
     draws = [parameters(derive_cost(with_parameters(profile.cost, draw), old, new)) for draw in stored.draws]
     about = {key: profile.about[key] for key in KEPT if key in profile.about} | {
         "name": name,
@@ -287,7 +290,7 @@ def derive_profile(profile: Profile, new: Setting, name: str, where: str = "prof
         "derived": {"profile": profile.name, "digest": profile.digest, "changed": changed},
         "peak": stored_peak(Peak(new.flops, new.degree * new.device.bandwidth, new.device.source)),
         "sampling": derived_sampling(profile, old, new),
-        "uncertainty": {"session": max(stored.session, SPREAD) if changed else stored.session, "draws": draws},
+        "uncertainty": {**spreads, "draws": draws},
     }
     return Profile(name, derive_cost(profile.cost, old, new), {k: v for k, v in about.items() if v is not None})
 

@@ -145,7 +145,8 @@ class Profile:
         """The joint uncertainty of the parameters; without one in the profile, only the spread between sessions."""
         stored = self.section("uncertainty")
         session = stored.get("session")
-        return Uncertainty(stored.get("draws") or (), SESSION_SPREAD if session is None else float(session))
+        spread = SESSION_SPREAD if session is None else float(session)
+        return Uncertainty(stored.get("draws") or (), spread, float(stored.get("ttft") or 0.0))
 
     def in_same_session(self) -> Profile:
         """Return the profile for a run of the session that measured it: step times vary less than between sessions."""

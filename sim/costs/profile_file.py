@@ -115,6 +115,7 @@ class UncertaintyKeys(Stored):
     """The joint uncertainty of the parameters."""
 
     session: Optional[Annotated[AnyAtLeast0, Limits(0, 1)]] = None
+    ttft: Optional[Annotated[AnyAtLeast0, Limits(0, 1)]] = None
     draws: Optional[list[list[StoredNumber]]] = None
 
 

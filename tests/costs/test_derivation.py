@@ -115,6 +115,7 @@ def test_without_a_change_the_derived_costs_are_the_measured_ones() -> None:
         assert [same.seconds(s) for s in SHAPES] == pytest.approx([cost.seconds(s) for s in SHAPES], rel=1e-9)
     profile = derive_profile(H200, MEASURED, "same")
     assert profile.about["derived"]["changed"] == [] and profile.uncertainty.session == H200.uncertainty.session
+    assert profile.uncertainty.ttft == 0.0
 
 
 @pytest.mark.parametrize("kind", ["parts", "linear"])
