@@ -25,7 +25,7 @@ RUN_SPREAD = 0.0135  # between runs of the session that measured the profile: tw
 
 # Of step times that were not measured one by one on the engine, but fitted to whole runs of it, or imported as times of
 # single layers; and of the TTFT, which also has times of the front end and of the client. Both are from the errors in
-# benchmarks/results/proof.csv: the smallest ones with which the intervals hold 85 % of the figures of most sets.
+# benchmarks/results/proof.csv, of which the intervals then hold 85 % or more in most sets: a fit, not a test.
 MODEL_SPREAD, TTFT_SPREAD = 0.07, 0.12
 OVERLAP_SPREAD = 0.04  # of step times with steps in flight, from synchronous ones: four workloads on an H200
 # Of step times outside the measured range, per factor e of the distance: five fits that were used at 2.4 to 4 times the

@@ -4,7 +4,7 @@ The capacity is the throughput of a burst of the same requests, without its star
 of 1 % in the step times can be an error of 100 % in the TTFT: no calibration is good enough to predict it.
 
 An estimate needs no further run: the time that the prompts of the run took, and its decodes in batches that fill the
-slots or the KV blocks. In 36 runs of five engines it was 0 to 13 % above the throughput of the burst: batches are not
+slots or the KV blocks. In 34 runs of five engines it was 0 to 13 % above the throughput of the burst: batches are not
 always full. If only a few requests fit into the blocks, or ranks wait for each other, it is not known.
 """
 
@@ -83,7 +83,8 @@ def estimated_capacity(run: Run) -> Optional[float]:
     """Return the requests per second if the prompts take the time of the run, and decodes that of full batches."""
     server, mixed = run.server, run.work["mixed"]
     rows = sum(totals.decode_rows for totals in run.work.values())
-    if not rows or run.scenario.engine.data_parallel_size > 1:
+    cluster = run.scenario.cluster
+    if not rows or run.scenario.engine.data_parallel_size > 1 or (cluster is not None and cluster.pools):
         return None
     context = sum(totals.decode_pairs for totals in run.work.values()) / rows
     batch, size = server.rules.slots(server.policy) or math.inf, server.pool.block_size
@@ -100,7 +101,7 @@ def estimated_capacity(run: Run) -> Optional[float]:
     if mixed.steps:
         seconds -= mixed.steps * decode_seconds(mixed.decode_rows / mixed.steps)
     seconds = max(0.0, seconds) + rows / batch * decode_seconds(batch)
-    return FULL * len(run.requests) / seconds if seconds > 0 else None
+    return FULL * run.servers * len(run.requests) / seconds if seconds > 0 else None
 
 
 def load_of(run: Run, profile: Profile, session: float) -> Optional[Load]:
@@ -120,7 +121,7 @@ def capacity_of(run: Run, profile: Profile) -> float:
     engine = run.scenario.engine.model_copy(update={"client_timeout": None})
     scenario = run.scenario.model_copy(update={"engine": engine, "noise": False})
     slots = run.server.rules.slots(run.server.policy) or MANY_SLOTS
-    count = min(BURST[1], max(BURST[0], WAVES * slots * engine.data_parallel_size))
+    count = min(BURST[1], max(BURST[0], WAVES * slots * max(engine.data_parallel_size, run.servers)))
     done = simulate(scenario, Trace(burst_of(run.requests, count), "burst", "synth"), profile=profile).requests
     ends = sorted(request.client_end for request in done if request.outcome == "finished" and request.client_end)
     first, last = len(ends) // 4, 3 * len(ends) // 4
