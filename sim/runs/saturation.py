@@ -25,7 +25,7 @@ from .build import cold_start_seconds
 from .simulate import Run, simulate
 
 FULL = 0.965  # throughput of a burst relative to that of batches that are always full: the middle of these runs
-ESTIMATE_ERROR = 0.09  # of an estimated capacity, the largest of these runs
+ESTIMATE_ERROR = 0.10  # of an estimated capacity, the largest of these runs
 FEW_ROWS = 8  # batches that are so small are often not full
 NEAR = 0.03  # distance from saturation within which TTFT is not predicted
 MIN_REQUESTS = 4  # of a run with a rate
