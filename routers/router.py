@@ -44,12 +44,15 @@ class Memory:
         self.reported: Sequence[Replica] = [Replica()] * replicas
 
 
-class Fleet(NamedTuple):
+class Fleet:
     """The replicas at the time of a choice."""
 
-    now: float
-    present: Sequence[int]  # replicas that may be chosen
-    memory: Any
+    __slots__ = ("memory", "now", "present")
+
+    def __init__(self, now: float, present: Sequence[int], memory: Any) -> None:
+        self.now = now
+        self.present = present  # replicas that may be chosen
+        self.memory = memory
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -127,5 +130,5 @@ class OwnCounts(Router):
 
 def least(scores: Sequence[float], present: Sequence[int]) -> list[int]:
     """Return the replicas with the lowest score."""
-    lowest = min([scores[replica] for replica in present])
+    lowest = min(scores if len(present) == len(scores) else [scores[replica] for replica in present])
     return [replica for replica in present if scores[replica] == lowest]

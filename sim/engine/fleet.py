@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Sequence
-from contextlib import suppress
 from heapq import heappop, heappush
 from operator import attrgetter
 from random import Random
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Final, Optional
 
 import simpy
-from servesim.core import Request
+from servesim.core import Request, Stuck
 from servesim.routers.router import Asked, Router
 from servesim.routers.router import Fleet as View
 from servesim.routers.router import Replica as Reported
 
 from .exact_time import At
+from .loop import Loop
 from .replica import Replica
 from .several import Servers
 
+NO_REPLICA: Final = -1
 Ask = Callable[[Request], Asked]  # what the router sees of a request
 
 
@@ -59,14 +60,17 @@ class Fleet(Servers):
         self._is_coupled = bool(self._followers)  # what a replica does may bring a request to another one
         self._is_static = not self._followers and not router.learns  # no choice depends on what the replicas do
         for replica in replicas if not self._is_static else ():
-            replica.loop.inbox.ended = self._ended
-            replica.loop.inbox.couples = self._is_coupled
-            replica.loop.fast_path = False
+            self._attach(replica.loop)
         self._reported_at = -math.inf
         self._wakes: list[tuple[float, int]] = []  # heap of the times at which replicas go on, if not coupled
         self._env = simpy.Environment()
         self._router_process: Optional[simpy.Process] = None
         self._replica_processes: list[simpy.Process] = []
+
+    def _attach(self, loop: Loop) -> None:
+        """Let a loop tell the router what it does, and expect requests at any time."""
+        loop.inbox.ended, loop.inbox.couples = self._ended, bool(self._followers)
+        loop.fast_path, loop.holds = False, True
 
     def run(self) -> float:
         """Run until all requests are done. Return the time."""
@@ -80,8 +84,10 @@ class Fleet(Servers):
         self.now = max(replica.loop.now for replica in self.replicas)
         idle = [self.now - replica.loop.now + replica.idle_s for replica in self.replicas]
         self.idle_s = sum(idle) / len(idle)  # of a replica on average
-        for replica in self.replicas:
-            replica.finish()
+        self._finish()
+        if self._followers:
+            unreleased = [request for followers in self._followers.values() for request in followers]
+            raise Stuck("these requests wait for a request that does not exist or never finished", unreleased, self.now)
         return self.now
 
     def _run_router(self) -> Generator[simpy.Event, Any, None]:
@@ -92,8 +98,9 @@ class Fleet(Servers):
                     process.interrupt()  # nothing comes any more
                 return
             yield from self._sleep(time)
-            if time > self._next_arrival():
-                continue  # a request that follows another one comes earlier
+            time = self._next_arrival()
+            if time > self._env.now:
+                continue  # it was woken, because something has changed
             self._catch_up(time)
             self._tell_router(time)
             while self._next_arrival() <= time:
@@ -127,11 +134,14 @@ class Fleet(Servers):
         else:
             heappush(self._wakes, (self.replicas[number].wakes_at, number))
 
-    def _sleep(self, time: float) -> Generator[simpy.Event, Any, None]:
-        """Wait until a time, or until an interrupt."""
+    def _sleep(self, time: float) -> Generator[simpy.Event, Any, Any]:
+        """Wait until a time, or until an interrupt. Return its cause."""
         env = self._env
-        with suppress(simpy.Interrupt):
+        try:
             yield env.event() if time == math.inf else env.timeout(At(max(time, env.now)))
+        except simpy.Interrupt as interrupt:
+            return interrupt.cause
+        return None
 
     def _horizon(self, number: int) -> float:
         """Return the time up to which nothing comes to a replica that is not known now."""
@@ -154,15 +164,26 @@ class Fleet(Servers):
     def _send(self, request: Request) -> int:
         """Let the router choose a replica, and send the request to it."""
         asked = self._ask(request)
-        view = View(request.sent, self.present, self.memory)
-        number = self.router.route(asked, view, self._random)
-        self.router.sent(asked, number, view)
+        number = self._route(asked, request)
+        if number == NO_REPLICA:
+            return number
         self.replica_of[request.id] = number
         if not self._is_static:
             self._asked[request.id] = asked
             if self.router.reads_first_tokens:
                 self._without_token[request.id] = request
         self.replicas[number].send(request)
+        return number
+
+    def _route(self, asked: Asked, request: Request) -> int:
+        """Return the replica of a request; NO_REPLICA: none can take it now."""
+        return self._choose(asked, request, self.present)
+
+    def _choose(self, asked: Asked, request: Request, present: Sequence[int]) -> int:
+        """Let the router choose one of these replicas."""
+        view = View(request.arrival, present, self.memory)
+        number = self.router.route(asked, view, self._random)
+        self.router.sent(asked, number, view)
         return number
 
     def _tell_router(self, now: float) -> None:
@@ -202,11 +223,23 @@ class Fleet(Servers):
         """Start the think time of requests whose predecessor has ended, and wake the router."""
         first = self._next_arrival()
         for now, request in self._ended:
-            for follower in self._followers.pop(request.id, ()):
-                follower.sent = follower.arrival = now + max(follower.think_time, self.client_delay)
-                heappush(self._released, (follower.sent, follower.serial, follower))
-        if self._next_arrival() < first and self._router_process is not None:
+            self._release_followers(request, now)
+        if self._next_arrival() < first:
+            self._wake_router()
+
+    def _release_followers(self, request: Request, now: float) -> None:
+        for follower in self._followers.pop(request.id, ()):
+            follower.sent = follower.arrival = now + max(follower.think_time, self.client_delay)
+            heappush(self._released, (follower.sent, follower.serial, follower))
+
+    def _wake_router(self) -> None:
+        if self._router_process is not None:
             self._router_process.interrupt()
+
+    def _finish(self) -> None:
+        """Raise Stuck if a replica has requests, now that nothing happens any more."""
+        for replica in self.replicas:
+            replica.finish()
 
 
 def _time_of(end: tuple[float, Request]) -> float:

@@ -109,9 +109,17 @@ class Inbox:
         """Add a request of a router. It comes after those before it and keeps its serial."""
         if self.per_request or self.per_token:
             before = self._coming[-1].arrival if self._coming else -math.inf
-            request.arrival = max(before, request.sent) + self._work(request)
+            request.arrival = max(before, request.arrival) + self._work(request)
         self._coming.append(request)
         self._update_next_arrival()
+
+    def take_all(self) -> list[Request]:
+        """Take out the requests of a router that the scheduler has not seen."""
+        taken = [*(request for _, request in self.delayed), *self._coming[self._next :]]
+        self.delayed.clear()
+        self._next = len(self._coming)
+        self._update_next_arrival()
+        return taken
 
     def end(self, ended: Request, now: float) -> None:
         """Start the think time of the requests that follow this one; in a fleet, tell the router."""

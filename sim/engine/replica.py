@@ -24,10 +24,10 @@ class Replica:
 
     __slots__ = ("_bound", "_fast_forward", "idle_s", "loop", "sent", "wakes_at")
 
-    def __init__(self, loop: Loop, fast_forward: Any) -> None:
+    def __init__(self, loop: Loop) -> None:
         self.loop = loop
         loop.in_fleet = True
-        self._fast_forward = fast_forward  # None: every step runs alone
+        self._fast_forward: Any = loop.fast_forward  # None: every step runs alone
         self._bound = 0.0  # held steps change nothing before this time
         self.wakes_at = 0.0  # when it may change something next
         self.idle_s = 0.0  # seconds without a model call
@@ -40,6 +40,20 @@ class Replica:
         inbox.send(request)
         if inbox.next_arrival < self.wakes_at and (self.loop.sleeps or self.loop.held is not None):
             self.wakes_at = inbox.next_arrival
+
+    def replace(self, loop: Loop, now: float) -> None:
+        """Go on with a new server, which is empty."""
+        idle = max(0.0, now - self.loop.now)
+        self.idle_s += idle
+        self.loop, self._fast_forward = loop, loop.fast_forward
+        loop.in_fleet, loop.now = True, now
+        self.wakes_at = now
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no request."""
+        loop = self.loop
+        return loop.server.idle() and not len(loop.inbox) and loop.held is None
 
     def run_until(self, horizon: float) -> float:
         """Run all steps that are decided before a time. Return when something may change next; inf: at a request.
@@ -98,11 +112,15 @@ class Replica:
     def server(self) -> Server:
         return self.loop.server
 
-    def report(self, now: float) -> Reported:
-        """Return what the replica says about itself, with the results of the step that runs now."""
+    def run_held(self, now: float) -> None:
+        """Run the held steps that are decided before now."""
         while self.loop.held is not None:
             self._bound = -math.inf
             self.run_until(now)
+
+    def report(self, now: float) -> Reported:
+        """Return what the replica says about itself, with the results of the step that runs now."""
+        self.run_held(now)
         server = self.loop.server
         pool = server.pool
         return Reported(len(server.waiting) + len(server.swapped), len(server.running), pool.held / max(1, pool.total))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from .loop import Loop
 from .work_totals import KindTotals
@@ -12,19 +13,28 @@ class Servers:
     """The loops of several servers. The first server gets the totals of all."""
 
     def __init__(self, loops: Sequence[Loop]) -> None:
-        self.loops = loops
+        self.loops = list(loops)
         first = loops[0]
         self.server, self.policy = first.server, first.policy
         self.now = 0.0
         self.idle_s = 0.0  # seconds without a model call
         for loop in loops:
-            loop.server.token_gaps = first.server.token_gaps
-            if loop.server.prefix_cache is not None and first.server.prefix_cache is not None:
-                loop.server.prefix_cache.stats = first.server.prefix_cache.stats
+            self.share_totals(loop)
+
+    def share_totals(self, loop: Loop) -> None:
+        """Let a loop add to the totals that all servers share."""
+        server, first = loop.server, self.server
+        server.token_gaps = first.token_gaps
+        if server.prefix_cache is not None and first.prefix_cache is not None:
+            server.prefix_cache.stats = first.prefix_cache.stats
 
     def run(self) -> float:
         """Run until all requests are done. Return the time."""
         raise NotImplementedError
+
+    def metrics(self) -> dict[str, Any]:
+        """Return what the results say about these servers beside the totals."""
+        return {}
 
     @property
     def calls(self) -> int:

@@ -9,7 +9,9 @@ from servesim.config.cluster import Cluster
 from servesim.config.scenario import Scenario, scenario_of_pool
 from servesim.core import Request
 from servesim.costs.device_profile import Profile, load_profile
+from servesim.engine.faults import ChangingFleet
 from servesim.engine.fleet import Fleet
+from servesim.engine.loop import Loop
 from servesim.engine.replica import Replica
 from servesim.engine.simulated import SimulatedClock
 from servesim.routers.router import CHARACTERS_PER_TOKEN, Asked, Router
@@ -46,17 +48,25 @@ def build_fleet(
     profile: Profile,
 ) -> tuple[Fleet, list[SimulatedClock]]:  # fmt: skip
     """Return the replicas of a scenario behind their router, and their clocks."""
-    replicas: list[Replica] = []
-    clocks = []
+    clocks: list[SimulatedClock] = []
+    servers: list[tuple[Scenario, Profile]] = []
     for pool in cluster.all_pools:
         server = scenario_of_pool(scenario, pool)
         of_pool = profile if pool.profile is None else load_profile(server.profile)
         for _ in range(pool.replicas):
-            own = server.model_copy(update={"seed": scenario.seed + len(replicas)})  # each has noise of its own
-            loop, clock = build_simulation(own, [], observers, fast_forward, of_pool)
-            replicas.append(Replica(loop, loop.fast_forward))
-            clocks.append(clock)
-    router = cluster.make_router()
+            own = server.model_copy(update={"seed": scenario.seed + len(servers)})  # each has noise of its own
+            servers.append((own, of_pool))
+
+    def build(number: int) -> Loop:
+        """Return a new loop of a replica."""
+        loop, clock = build_simulation(servers[number][0], [], observers, fast_forward, servers[number][1])
+        clocks.append(clock)
+        return loop
+
+    replicas = [Replica(build(number)) for number in range(len(servers))]
+    router, changes = cluster.make_router(), cluster.changes()
     staleness = router.report_interval if cluster.staleness is None else cluster.staleness
-    fleet = Fleet(replicas, router, requests, RouterTexts(router), scenario.seed, staleness)
-    return fleet, clocks
+    ask, seed = RouterTexts(router), scenario.seed
+    if changes is None:
+        return Fleet(replicas, router, requests, ask, seed, staleness), clocks
+    return ChangingFleet(replicas, router, requests, ask, seed, staleness, build, changes), clocks

@@ -54,6 +54,7 @@ class Run:
     intervals: Optional[Mapping[str, Any]] = None  # of the metrics, see intervals.py
     work: Mapping[str, KindTotals] = field(default_factory=dict)  # what the model calls computed, by kind of step
     notes: Sequence[Note] = ()  # see run_warnings.py
+    fleet: Mapping[str, Any] = field(default_factory=dict)  # of a fleet whose replicas come and go
     ran: Sequence[Request] = ()  # the requests of the engine: one per answer, if it runs these apart
 
     @property
@@ -116,6 +117,7 @@ class Run:
             "mean_seconds": self.measures.time_breakdown(),
             **utilisation(self.work, self.about),
             "energy": self.energy,
+            **({"fleet": dict(self.fleet)} if self.fleet else {}),
             "outside_profile": self.outside_profile,
             "stuck": None if self.stuck is None else str(self.stuck),
             **({} if self.scenario.engine.sampling is None else {"sampling": self.scenario.engine.sampling}),
@@ -234,13 +236,13 @@ def finished_run(
     if scenario.engine.host_cache is not None:
         largest = largest._replace(swapped=0)  # the profile does not give the time of these copies
     reached = {**largest._asdict(), "context_per_row": max([clock.largest_row_context for clock in clocks])}
-    work, idle = server.work.by_kind(), clocks[0].idle_s
+    work, idle, fleet = server.work.by_kind(), clocks[0].idle_s, {}
     if isinstance(loop, Servers):
-        work, idle = loop.add_totals(), loop.idle_s
+        work, idle, fleet = loop.add_totals(), loop.idle_s, loop.metrics()
     return Run(
         scenario, profile, requests, measure(scenario, requests, server), server, loop.calls, loop.now - idle, loop.now,
         sum(tokens for tokens, _ in padding), sum(rows for _, rows in padding), profile.outside_range(reached),
-        profile.distance_outside(reached), stuck, work=work,
+        profile.distance_outside(reached), stuck, work=work, fleet=fleet,
     )  # fmt: skip
 
 
