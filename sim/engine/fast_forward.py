@@ -12,8 +12,7 @@ the last of these return, too. A segment has no further steps if the first two c
 
 Why it is exact. Every duration uses the formula of a single step (`fixed + slope * context`, or `StepCost.decode`).
 Durations are added to the time one by one, in the same order. So every float is rounded in the same way. Blocks are
-allocated in the order of the steps. Tests run every policy with and without fast-forward and compare every time, bit by
-bit, and every metric.
+allocated in the order of the steps. Tests compare all times and metrics of every policy with and without it.
 """
 
 from __future__ import annotations
@@ -355,8 +354,7 @@ class FastForward(HeldSteps):
         """Use another cost model from now on."""
         self.cost = cost
         for costs in self._costs.values():
-            for live, old in list(costs.items()):
-                costs[live] = DecodeCost(old.rows, cost.linear_in_context(old.rows, live))
+            costs.update({n: DecodeCost(old.rows, cost.linear_in_context(old.rows, n)) for n, old in costs.items()})
 
     def _cost_of(self, live: int, extra: int) -> DecodeCost:
         """Return the cost of a decode with this number of live rows and padding rows of the plan."""
