@@ -17,14 +17,17 @@ from servesim.core.native import keep_compiled_fields, mypyc_attr
 CHARACTERS_PER_TOKEN = 4  # of a simulated text; routers that see characters count these
 
 
-class Asked(NamedTuple):
+class Asked:
     """What a router sees of a request."""
 
-    id: Any
-    text: str  # the prompt
-    tokens: int  # of the prompt
-    key: Optional[str] = None  # session, user or routing key
-    size: int = 0  # bytes of the HTTP body
+    __slots__ = ("id", "key", "size", "text", "tokens")
+
+    def __init__(self, id: Any, text: str, tokens: int, key: Optional[str] = None, size: int = 0) -> None:
+        self.id = id
+        self.text = text  # the prompt
+        self.tokens = tokens  # of the prompt
+        self.key = key  # session, user or routing key
+        self.size = size  # bytes of the HTTP body
 
 
 class Replica(NamedTuple):

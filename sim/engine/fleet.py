@@ -94,8 +94,9 @@ class Fleet(Servers):
         while True:
             time = self._next_arrival()
             if time == math.inf and not self._is_coupled:
-                for process in self._replica_processes:
-                    process.interrupt()  # nothing comes any more
+                for replica, process in zip(self.replicas, self._replica_processes):
+                    replica.loop.holds = False  # nothing comes any more
+                    process.interrupt()
                 return
             yield from self._sleep(time)
             time = self._next_arrival()

@@ -15,6 +15,7 @@ from servesim.routers.router import Replica as Reported
 
 from .loop import Loop
 from .server import Server
+from .step import Step
 
 NO_ENDS: list[tuple[float, Request]] = []
 
@@ -61,8 +62,10 @@ class Replica:
         If an end may bring a request, it is the last step.
         """
         loop, inbox = self.loop, self.loop.inbox
-        ended, ends = (inbox.ended, len(inbox.ended)) if inbox.couples and inbox.ended is not None else (NO_ENDS, 0)
         loop.barrier = horizon
+        if horizon == math.inf and not loop.holds:
+            return self._run_alone()
+        ended, ends = (inbox.ended, len(inbox.ended)) if inbox.couples and inbox.ended is not None else (NO_ENDS, 0)
         while True:
             if len(ended) > ends:
                 self.wakes_at = self._next_decision() if loop.held is None else self._bound
@@ -72,9 +75,7 @@ class Replica:
                 if inbox.next_arrival == math.inf and self._bound >= horizon:
                     self.wakes_at = self._bound
                     return self._bound
-                loop.held = None
-                loop.run_held(held)
-                self.wakes_at = loop.now
+                self._run_held_plan(held)
                 continue
             time = self._next_decision()
             if time >= horizon:
@@ -82,6 +83,22 @@ class Replica:
                 return time
             self._wait(time)
             self._step()
+
+    def _run_held_plan(self, held: Step) -> None:
+        self.loop.held = None
+        self.loop.run_held(held)
+        self.wakes_at = self.loop.now
+
+    def _run_alone(self) -> float:
+        """Run all steps of a replica whose requests are all known."""
+        if self.loop.held is not None:
+            self._run_held_plan(self.loop.held)
+        time = self._next_decision()
+        while time < math.inf:
+            self._wait(time)
+            time = self.loop.run_until_wait()
+        self.wakes_at = time
+        return time
 
     def _step(self) -> None:
         loop = self.loop
