@@ -107,13 +107,18 @@ def nothing_cached(replica: int) -> int:
     return 0
 
 
-class Fleet(NamedTuple):
+class Fleet:
     """The replicas at the time of a choice."""
 
-    now: float
-    present: Sequence[int]  # replicas that may be chosen
-    memory: Any
-    cached: Callable[[int], int] = nothing_cached  # tokens of the request in the prefix cache of a replica, now
+    __slots__ = ("cached", "memory", "now", "present")
+
+    def __init__(
+        self, now: float, present: Sequence[int], memory: Any, cached: Callable[[int], int] = nothing_cached
+    ) -> None:
+        self.now = now
+        self.present = present  # replicas that may be chosen
+        self.memory = memory
+        self.cached = cached  # tokens of the request in the prefix cache of a replica, now
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -191,5 +196,5 @@ class OwnCounts(Router):
 
 def least(scores: Sequence[float], present: Sequence[int]) -> list[int]:
     """Return the replicas with the lowest score."""
-    lowest = min([scores[replica] for replica in present])
+    lowest = min(scores if len(present) == len(scores) else [scores[replica] for replica in present])
     return [replica for replica in present if scores[replica] == lowest]

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from servesim.core import BadInput
 from servesim.core.fields import check_fields, policy_fields
 from servesim.core.limits import MAX_NUMBER, MAX_RANKS, MAX_SECONDS
+from servesim.engine.changes import Changes, Fault, Scaling
 from servesim.files.checked import ByteSize, Int, Keys, Number
 from servesim.files.read import did_you_mean, quote, show_path
 from servesim.routers import ROUTERS, Router
@@ -59,6 +60,38 @@ class Pool(Keys):
         return {key: value for key, value in sections.items() if value is not None}
 
 
+class FaultConfig(Keys):
+    """What happens to a replica at a time."""
+
+    at: Number = Field(ge=0, le=MAX_SECONDS, description="time in seconds")
+    replica: Int = Field(ge=0, lt=MAX_RANKS, description="number of the replica, from 0, in the order of the pools")
+    kind: Literal["crash", "restart", "slow"] = Field(
+        "crash", description="crash: loses its requests; restart: finishes them first; slow: longer steps"
+    )
+    recover: Optional[Number] = Field(
+        None, ge=0, le=MAX_SECONDS, description="seconds until it is as before (default: never)"
+    )
+    factor: Number = Field(2.0, gt=0, le=MAX_NUMBER, description="step times of a slow replica / usual ones")
+
+
+class AutoscaleConfig(Keys):
+    """A rule that adds a replica if many requests wait, and removes one if none waits."""
+
+    min: Int = Field(1, gt=0, le=MAX_RANKS, description="fewest replicas, with which the run starts")
+    max: Int = Field(gt=0, le=MAX_RANKS, description="most replicas")
+    target_queue: Number = Field(
+        4.0, ge=0, le=MAX_NUMBER, description="waiting requests per replica above which one is added"
+    )
+    interval: Number = Field(10.0, gt=0, le=MAX_SECONDS, description="seconds between two decisions")
+    start_up: Number = Field(60.0, ge=0, le=MAX_SECONDS, description="seconds until a new replica serves")
+
+    @model_validator(mode="after")
+    def _range(self) -> AutoscaleConfig:
+        if self.min > self.max:
+            raise ValueError("min of at most max")
+        return self
+
+
 class Cluster(Keys):
     """Replicas of the server behind a router."""
 
@@ -73,6 +106,13 @@ class Cluster(Keys):
     price_per_hour: Optional[Number] = Field(
         None, ge=0, le=MAX_NUMBER, description="price of one device, in any currency"
     )
+
+    faults: list[FaultConfig] = Field([], description="crashes, restarts and slow replicas")
+    retry: bool = Field(True, description="requests of a crashed replica without a token are sent again, not lost")
+    detect: Number = Field(
+        0.0, ge=0, le=MAX_SECONDS, description="seconds until the router notices that a replica is gone or back"
+    )
+    autoscale: Optional[AutoscaleConfig] = Field(None, description="adds and removes replicas, instead of `replicas`")
 
     @field_validator("router", "decode_router", mode="before")
     @classmethod
@@ -91,12 +131,20 @@ class Cluster(Keys):
         roles = {pool.role for pool in self.pools}
         if roles - {"both"} and roles != {"prefill", "decode"}:
             raise ValueError("pools of role prefill and of role decode, or no roles")
+        if self.autoscale is not None and (self.pools or self.replicas is not None):
+            raise ValueError("autoscale without replicas and pools")
+        for fault in self.faults:
+            if fault.replica >= self.size:
+                raise ValueError(f"faults of replicas 0 to {self.size - 1}, got replica {fault.replica}")
+        if roles - {"both"} and self.changes() is not None:
+            raise ValueError("no faults and no autoscale with pools of role prefill and decode")
         return self
 
     @property
     def all_pools(self) -> list[Pool]:
         """The pools; equal replicas are one pool."""
-        return self.pools or [Pool(name="replica", replicas=self.replicas or 1)]
+        most = (self.replicas or 1) if self.autoscale is None else self.autoscale.max
+        return self.pools or [Pool(name="replica", replicas=most)]
 
     @property
     def size(self) -> int:
@@ -113,6 +161,20 @@ class Cluster(Keys):
     def is_apart(self) -> bool:
         """Whether prefill and decode run on different replicas."""
         return any(pool.role == "decode" for pool in self.pools)
+
+    @property
+    def decodes(self) -> list[int]:
+        """The numbers of the replicas that only decode."""
+        roles = [pool.role for pool in self.all_pools for _ in range(pool.replicas)]
+        return [number for number, role in enumerate(roles) if role == "decode"]
+
+    def changes(self) -> Optional[Changes]:
+        """Return what changes while the fleet runs; None: nothing."""
+        if not self.faults and self.autoscale is None:
+            return None
+        faults = [Fault(fault.at, fault.replica, fault.kind, fault.recover, fault.factor) for fault in self.faults]
+        scaling = None if self.autoscale is None else Scaling(**self.autoscale.model_dump())
+        return Changes(faults, self.retry, self.detect, scaling)
 
     def make_router(self) -> Router:
         """Return the router object."""

@@ -12,8 +12,7 @@ the last of these return, too. A segment has no further steps if the first two c
 
 Why it is exact. Every duration uses the formula of a single step (`fixed + slope * context`, or `StepCost.decode`).
 Durations are added to the time one by one, in the same order. So every float is rounded in the same way. Blocks are
-allocated in the order of the steps. Tests run every policy with and without fast-forward and compare every time, bit by
-bit, and every metric.
+allocated in the order of the steps. Tests compare all times and metrics of every policy with and without it.
 """
 
 from __future__ import annotations
@@ -192,12 +191,7 @@ class FastForward(HeldSteps):
     def earliest_end(self, step: Step) -> float:
         """Return a time before which no step of a held plan ends that changes who decodes."""
         cohort, plan, flight = self.server.cohort, step.plan, self.server.flight
-        live, extra = cohort.size, plan.padding_rows
-        costs = self._costs.setdefault(extra, {})
-        self._costs_now, self._extra = costs, extra
-        cost = costs.get(live)
-        if cost is None:
-            cost = self._decode_cost(live, extra)
+        cost = self._cost_of(cohort.size, plan.padding_rows)
         returns = flight is not None and bool(flight.ends or flight.sampled)  # first or last tokens, before this step
         if returns or not cost.linear or self._learns or self.loop.inbox.delayed:
             return step.decided
@@ -208,12 +202,8 @@ class FastForward(HeldSteps):
     def _start_segment(self, step: Step, cold: float) -> None:
         """Begin a segment with a step, which starts when the step before it ends."""
         cohort = self.server.cohort
-        live, context, extra = cohort.size, cohort.context, step.plan.padding_rows
-        if extra != self._extra:
-            self._extra, self._costs_now = extra, self._costs.setdefault(extra, {})
-        cost = self._costs_now.get(live)
-        if cost is None:
-            cost = self._decode_cost(live, extra)
+        live, context = cohort.size, cohort.context
+        cost = self._cost_of(live, step.plan.padding_rows)
         self._held.longest = cohort.longest
         duration = cost.fixed + cost.slope * context if cost.linear else self._seconds(cost, live, context)
         step.rows, step.end = live, step.start + (duration + cold)
@@ -367,8 +357,19 @@ class FastForward(HeldSteps):
             check_seconds(self.cost, seconds)
         return seconds
 
-    def _decode_cost(self, live: int, extra: int) -> DecodeCost:
-        """Return the cost of a decode with this number of live rows, and cache it."""
+    def change_cost(self, cost: StepCost) -> None:
+        """Use another cost model from now on."""
+        self.cost = cost
+        for costs in self._costs.values():
+            costs.update({n: DecodeCost(old.rows, cost.linear_in_context(old.rows, n)) for n, old in costs.items()})
+
+    def _cost_of(self, live: int, extra: int) -> DecodeCost:
+        """Return the cost of a decode with this number of live rows and padding rows of the plan."""
+        if extra != self._extra:
+            self._extra, self._costs_now = extra, self._costs.setdefault(extra, {})
+        cost = self._costs_now.get(live)
+        if cost is not None:
+            return cost
         rows = max(self.padding.pad_rows(live), live + extra)
         linear = self.cost.linear_in_context(rows, live)
         for number in linear or ():  # if neither is negative, no step time is

@@ -9,24 +9,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Sequence
-from contextlib import suppress
 from heapq import heappop, heappush
 from operator import attrgetter
 from random import Random
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Final, Optional
 
 import simpy
-from servesim.core import BadInput, Request
+from servesim.core import BadInput, Request, Stuck
 from servesim.routers.router import REFUSED, Asked, Router
 from servesim.routers.router import Fleet as View
 from servesim.routers.router import Replica as Reported
 
 from .exact_time import At
+from .loop import Loop
 from .replica import CachedTokens, Replica
 from .several import Servers
 from .transfers import Transfers
 
-LAST = 2  # order of replicas at a time: after the router, so that they know what comes then
+LAST: Final = 2  # order of replicas at a time: after the router, so that they know what comes then
+NO_REPLICA: Final = -1
 Ask = Callable[[Request], Asked]  # what the router sees of a request
 
 
@@ -69,15 +70,18 @@ class Fleet(Servers):
         self._is_coupled = bool(self._followers) or transfers is not None
         self._is_static = not self._is_coupled and not router.learns  # no choice depends on what the replicas do
         for replica in replicas if not self._is_static else ():
-            replica.loop.inbox.ended = self._ended
-            replica.loop.inbox.stops_at_ends = bool(self._followers) or replica.server.kept is not None
-            replica.loop.fast_path = False
+            self._attach(replica.loop)
         self._reported_at = -math.inf
         self._wakes: list[tuple[float, int]] = []  # heap of the times at which replicas go on, if not coupled
         self._env = simpy.Environment()
         self._running: Optional[Replica] = None  # the one that runs steps now
         self._router_process: Optional[simpy.Process] = None
         self._replica_processes: list[simpy.Process] = []
+
+    def _attach(self, loop: Loop) -> None:
+        """Let a loop tell the router what it does, and expect requests at any time."""
+        loop.inbox.ended, loop.inbox.stops_at_ends = self._ended, bool(self._followers) or loop.server.kept is not None
+        loop.fast_path, loop.holds = False, True
 
     def run(self) -> float:
         """Run until all requests are done. Return the time."""
@@ -94,20 +98,24 @@ class Fleet(Servers):
             self.now = max([replica.loop.now for replica in self.replicas])
             idle = [self.now - replica.loop.now + replica.idle_s for replica in self.replicas]
             self.idle_s = sum(idle) / len(idle)  # of a replica on average
-        for replica in self.replicas:
-            replica.finish()
+        self._finish()
+        if self._followers:
+            unreleased = [request for followers in self._followers.values() for request in followers]
+            raise Stuck("these requests wait for a request that does not exist or never finished", unreleased, self.now)
         return self.now
 
     def _run_router(self) -> Generator[simpy.Event, Any, None]:
         while True:
             time = self._next_arrival()
             if time == math.inf and not self._is_coupled:
-                for process in self._replica_processes:
-                    process.interrupt()  # nothing comes any more
+                for replica, process in zip(self.replicas, self._replica_processes):
+                    replica.loop.holds = False  # nothing comes any more
+                    process.interrupt()
                 return
             yield from self._sleep(time)
-            if time > self._next_arrival():
-                continue  # a request that follows another one comes earlier
+            time = self._next_arrival()
+            if time > self._env.now:
+                continue  # it was woken, because something has changed
             self._catch_up(time)
             self._tell_router(time)
             while self._next_arrival() <= time:
@@ -136,20 +144,23 @@ class Fleet(Servers):
             if time == replica.wakes_at:  # otherwise it has run since
                 heappush(wakes, (replica.run_until(now), number))
 
-    def _sleep(self, time: float, order: int = 1) -> Generator[simpy.Event, Any, None]:
-        """Wait until a time, or until an interrupt. At equal times, the lower order is first."""
+    def _sleep(self, time: float, order: int = 1) -> Generator[simpy.Event, Any, Any]:
+        """Wait until a time, or until an interrupt; return its cause. At equal times, the lower order is first."""
         env = self._env
         event = env.event()
         if time < math.inf:
             event._ok, event._value = True, None
             env.schedule(event, simpy.events.EventPriority(order), At(max(time, env.now)))
-        with suppress(simpy.Interrupt):
+        try:
             yield event
+        except simpy.Interrupt as interrupt:
+            return interrupt.cause
+        return None
 
     def _horizon(self, number: int) -> float:
         """Return the time up to which nothing comes to a replica that is not known now."""
         arrival = self._next_arrival()
-        if not self._is_coupled:
+        if not self._followers and self.transfers is None:
             return arrival
         others = [other.next_event for place, other in enumerate(self.replicas) if place != number]
         return min(arrival, max(min(others, default=math.inf), math.nextafter(self._env.now, math.inf)))
@@ -166,10 +177,16 @@ class Fleet(Servers):
 
     def _send(self, request: Request, now: float) -> None:
         """Let the router choose a replica, and send the request to it."""
-        if self.transfers is None:
-            self._deliver(self._choose(False, request), request)
-        else:
+        if self.transfers is not None:
             self.transfers.send(request, now)
+            return
+        number = self._route(request)
+        if number != NO_REPLICA:
+            self._deliver(number, request)
+
+    def _route(self, request: Request) -> int:
+        """Return the replica of a request; NO_REPLICA: none can take it now."""
+        return self._choose(False, request)
 
     def _deliver(self, number: int, request: Request) -> None:
         self.replicas[number].send(request)
@@ -187,15 +204,15 @@ class Fleet(Servers):
             if running is not None:
                 running.horizon = min(running.horizon, replica.next_event)
 
-    def _choose(self, decodes: bool, request: Request) -> int:
-        """Return the replica that the router, or that of the decodes, chooses for a request."""
-        router, memory, present = self.router, self.memory, self.present
+    def _choose(self, decodes: bool, request: Request, among: Optional[Sequence[int]] = None) -> int:
+        """Return the replica that the router, or that of the decodes, chooses for a request, of all or of some."""
+        router, memory, present = self.router, self.memory, self.present if among is None else among
         if decodes:
             router, memory, present = self.decode_router, self.decode_memory, self.decode_replicas
         now = max(request.sent, self._env.now)
         if router.reads_caches:
             for number, replica in enumerate(self.replicas):
-                replica.catch_up(now)
+                replica.run_held(now)
                 self._wake(number)
         asked = self._ask(request)
         view = View(now, present, memory, CachedTokens(self.replicas, request))
@@ -267,11 +284,23 @@ class Fleet(Servers):
         for now, request in self._ended:
             if self.transfers is not None and (prefilled := self.transfers.ended(request, now)) is not None:
                 heappush(self._released, (now, prefilled.serial, prefilled))
-            for follower in self._followers.pop(request.id, ()):
-                follower.sent = follower.arrival = now + max(follower.think_time, self.client_delay)
-                heappush(self._released, (follower.sent, follower.serial, follower))
-        if self._next_arrival() < first and self._router_process is not None:
+            self._release_followers(request, now)
+        if self._next_arrival() < first:
+            self._wake_router()
+
+    def _release_followers(self, request: Request, now: float) -> None:
+        for follower in self._followers.pop(request.id, ()):
+            follower.sent = follower.arrival = now + max(follower.think_time, self.client_delay)
+            heappush(self._released, (follower.sent, follower.serial, follower))
+
+    def _wake_router(self) -> None:
+        if self._router_process is not None:
             self._router_process.interrupt()
+
+    def _finish(self) -> None:
+        """Raise Stuck if a replica has requests, now that nothing happens any more."""
+        for replica in self.replicas:
+            replica.finish()
 
 
 def _time_of(end: tuple[float, Request]) -> float:

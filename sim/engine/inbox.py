@@ -118,6 +118,14 @@ class Inbox:
         heappush(self._released, (time, request.serial, request))
         self._update_next_arrival()
 
+    def take_all(self) -> list[Request]:
+        """Take out the requests of a router that the scheduler has not seen."""
+        taken = [*(request for _, request in self.delayed), *self._coming[self._next :]]
+        self.delayed.clear()
+        self._next = len(self._coming)
+        self._update_next_arrival()
+        return taken
+
     def end(self, ended: Request, now: float) -> None:
         """Start the think time of the requests that follow this one; in a fleet, tell the router."""
         if self.ended is not None:

@@ -75,6 +75,7 @@ class Loop:
         self.barrier = math.inf  # in a fleet: held steps run up to this time, after which a request may come
         self.held: Optional[Step] = None  # in a fleet: a decided step of a held plan that has not run
         self.in_fleet = False
+        self.holds = False  # in a fleet: requests that are not known may come before a held plan ends
         self.expects = False  # in a fleet: the router may send more requests
         self.sleeps = False  # the next decision is at the next arrival, if that is earlier than the time given
         self.port: Optional[Port] = None  # in a fleet: KV that leaves or enters this server
@@ -114,7 +115,7 @@ class Loop:
         if not (step.decode_rows or step.chunks or step.runs_model):
             return self._go_on_without_call(step, state)
         if step.hold and self.fast_forward is not None and self._may_fast_forward():
-            if self.in_fleet:
+            if self.holds:
                 self.held = step
             else:
                 self.run_held(step)
@@ -250,9 +251,8 @@ class Loop:
 
         inf: there is no event any more.
         """
-        moved, next_arrival = step.has_moves or step.plan.state != state, self.inbox.next_arrival
+        moved, more = step.has_moves or step.plan.state != state, self.expects or self.inbox.next_arrival < math.inf
         is_idle, self.sleeps = self.server.idle(), False
-        more = next_arrival < math.inf or self.expects
         polls = self._polls and (not is_idle or (step.has_moves and more))
         if moved or polls:
             self._notify_no_call(step, self.now)
@@ -335,7 +335,7 @@ class Loop:
             observer.on_step_end(self.server, step, now, finished)
 
     def abort(self, request: Request, now: float, reason: str) -> None:
-        """Remove a request whose client has disconnected and free its blocks. Call it only between two steps."""
+        """Remove a request whose client has disconnected, free its blocks. Call it only between two steps."""
         self._abort([Rejection(request, reason, "aborted")], now)
         self._report_to_client(request, now)
 

@@ -16,6 +16,7 @@ from servesim.routers.router import Replica as Reported
 
 from .loop import Loop
 from .server import Server
+from .step import Step
 from .texts import Text
 
 NO_ENDS: list[tuple[float, Request]] = []
@@ -26,10 +27,10 @@ class Replica:
 
     __slots__ = ("_bound", "_fast_forward", "horizon", "idle_s", "loop", "sent", "wakes_at")
 
-    def __init__(self, loop: Loop, fast_forward: Any) -> None:
+    def __init__(self, loop: Loop) -> None:
         self.loop = loop
         loop.in_fleet = True
-        self._fast_forward = fast_forward  # None: every step runs alone
+        self._fast_forward: Any = loop.fast_forward  # None: every step runs alone
         self._bound = 0.0  # held steps change nothing before this time
         self.horizon = 0.0  # the time up to which it runs now
         self.wakes_at = 0.0  # when it may change something next
@@ -44,15 +45,31 @@ class Replica:
         if inbox.next_arrival < self.wakes_at and (self.loop.sleeps or self.loop.held is not None):
             self.wakes_at = inbox.next_arrival
 
+    def replace(self, loop: Loop, now: float) -> None:
+        """Go on with a new server, which is empty."""
+        idle = max(0.0, now - self.loop.now)
+        self.idle_s += idle
+        self.loop, self._fast_forward = loop, loop.fast_forward
+        loop.in_fleet, loop.now = True, now
+        self.wakes_at = now
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no request."""
+        loop = self.loop
+        return loop.server.idle() and not len(loop.inbox) and loop.held is None
+
     def run_until(self, horizon: float) -> float:
         """Run all steps that are decided before a time. Return when something may change next; inf: at a request.
 
         If an end may bring a request, it is the last step. While it runs, the fleet may lower `horizon`.
         """
         loop, inbox = self.loop, self.loop.inbox
+        loop.barrier = self.horizon = horizon
+        if horizon == math.inf and not loop.holds:
+            return self._run_alone()
         ended = inbox.ended if inbox.stops_at_ends and inbox.ended is not None else NO_ENDS
         ends = len(ended)
-        self.horizon = horizon
         while True:
             if len(ended) > ends:
                 self.wakes_at = self.next_event if loop.held is None else self._bound
@@ -63,9 +80,7 @@ class Replica:
                 if inbox.next_arrival >= horizon and self._bound >= horizon:
                     self.wakes_at = self._bound
                     return self.next_event
-                loop.held = None
-                loop.run_held(held)
-                self.wakes_at = loop.now
+                self._run_held_plan(held)
                 continue
             time = self.next_event
             if time >= horizon:
@@ -73,6 +88,22 @@ class Replica:
                 return time
             self._wait(time)
             self._step()
+
+    def _run_held_plan(self, held: Step) -> None:
+        self.loop.held = None
+        self.loop.run_held(held)
+        self.wakes_at = self.loop.now
+
+    def _run_alone(self) -> float:
+        """Run all steps of a replica whose requests are all known."""
+        if self.loop.held is not None:
+            self._run_held_plan(self.loop.held)
+        time = self.next_event
+        while time < math.inf:
+            self._wait(time)
+            time = self.loop.run_until_wait()
+        self.wakes_at = time
+        return time
 
     def _step(self) -> None:
         loop = self.loop
@@ -104,7 +135,7 @@ class Replica:
     def server(self) -> Server:
         return self.loop.server
 
-    def catch_up(self, now: float) -> None:
+    def run_held(self, now: float) -> None:
         """Run the held steps that are decided before now."""
         while self.loop.held is not None:
             self._bound = -math.inf
@@ -112,7 +143,7 @@ class Replica:
 
     def report(self, now: float) -> Reported:
         """Return what the replica says about itself, with the results of the step that runs now."""
-        self.catch_up(now)
+        self.run_held(now)
         server = self.loop.server
         pool = server.pool
         waiting = len(server.waiting) + len(server.swapped)

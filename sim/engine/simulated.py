@@ -74,6 +74,13 @@ class SimulatedClock(Clock):
             if number > largest[index]:
                 largest[index] = number
 
+    def change_cost(self, cost: StepCost) -> None:
+        """Use another cost model from now on."""
+        self.cost = cost
+        self._single_chunks.clear()
+        if self.fast_forward is not None:
+            self.fast_forward.change_cost(cost)
+
     def run_loop(self, loop: Loop, stop: Optional[Callable[[], bool]] = None) -> None:
         """Run a loop until all requests are done. `stop` is ignored."""
         env = simpy.Environment()

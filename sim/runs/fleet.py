@@ -10,7 +10,9 @@ from servesim.config.memory import kv_bytes, model_layers
 from servesim.config.scenario import Scenario, scenario_of_pool
 from servesim.core import BadInput, Request
 from servesim.costs.device_profile import Profile, load_profile
+from servesim.engine.faults import ChangingFleet
 from servesim.engine.fleet import Fleet
+from servesim.engine.loop import Loop
 from servesim.engine.replica import Replica
 from servesim.engine.simulated import SimulatedClock
 from servesim.engine.transfers import Port, Transfers, TransferSettings
@@ -44,29 +46,34 @@ def build_fleet(
     profile: Profile, text_of: Optional[TextOf] = None,
 ) -> tuple[Fleet, list[SimulatedClock]]:  # fmt: skip
     """Return the replicas of a scenario behind their router, and their clocks; `text_of`: texts of real prompts."""
-    replicas: list[Replica] = []
-    clocks = []
+    clocks: list[SimulatedClock] = []
+    servers: list[tuple[Scenario, Profile]] = []
     for pool in cluster.all_pools:
         server = scenario_of_pool(scenario, pool)
         of_pool = profile if pool.profile is None else load_profile(server.profile)
         for _ in range(pool.replicas):
-            own = server.model_copy(update={"seed": scenario.seed + len(replicas)})  # each has noise of its own
-            loop, clock = build_simulation(own, [], observers, fast_forward, of_pool)
-            loop.server.name = cluster.names[len(replicas)] if cluster.size > 1 else ""
-            replicas.append(Replica(loop, loop.fast_forward))
-            clocks.append(clock)
-    router = cluster.make_router()
+            own = server.model_copy(update={"seed": scenario.seed + len(servers)})  # each has noise of its own
+            servers.append((own, of_pool))
+    names = cluster.names
+
+    def build(number: int) -> Loop:
+        """Return a new loop of a replica."""
+        loop, clock = build_simulation(servers[number][0], [], observers, fast_forward, servers[number][1])
+        loop.server.name = names[number] if names else ""
+        clocks.append(clock)
+        return loop
+
+    replicas = [Replica(build(number)) for number in range(len(servers))]
+    router, changes = cluster.make_router(), cluster.changes()
     staleness = router.report_interval if cluster.staleness is None else cluster.staleness
-    texts = RouterTexts(text_of)
+    texts, seed = RouterTexts(text_of), scenario.seed
+    if changes is not None:
+        return ChangingFleet(replicas, router, requests, texts, seed, staleness, build, changes), clocks
     if not cluster.is_apart:
-        return Fleet(replicas, router, requests, texts, scenario.seed, staleness), clocks
-    numbers = iter(range(len(replicas)))
-    roles = [(pool.role, [next(numbers) for _ in range(pool.replicas)]) for pool in cluster.pools]
-    decodes = [number for role, inside in roles if role == "decode" for number in inside]
-    transfers = build_transfers(scenario, cluster, replicas, decodes)
-    decode = cluster.make_decode_router(), decodes
-    fleet = Fleet(replicas, router, requests, texts, scenario.seed, staleness, transfers, decode)
-    return fleet, clocks
+        return Fleet(replicas, router, requests, texts, seed, staleness), clocks
+    transfers = build_transfers(scenario, cluster, replicas, cluster.decodes)
+    decode = cluster.make_decode_router(), cluster.decodes
+    return Fleet(replicas, router, requests, texts, seed, staleness, transfers, decode), clocks
 
 
 def build_transfers(

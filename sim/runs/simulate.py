@@ -60,6 +60,7 @@ class Run:
     intervals: Optional[Mapping[str, Any]] = None  # of the metrics, see intervals.py
     work: Mapping[str, KindTotals] = field(default_factory=dict)  # what the model calls computed, by kind of step
     notes: Sequence[Note] = ()  # see run_warnings.py
+    fleet: Mapping[str, Any] = field(default_factory=dict)  # of a fleet whose replicas come and go
     ran: Sequence[Request] = ()  # the requests of the engine: one per answer, if it runs these apart
     kv_uses: Sequence[tuple[KvUse, BlockPool, int]] = ()  # of each server with KV blocks, and its model calls
     cache: Optional[KvCache] = None  # with the counts of all servers; None: that of the server
@@ -134,6 +135,7 @@ class Run:
             **utilisation(self.work, self.about),
             "energy": self.energy,
             **costs_per_million(self.price_per_second, measured),
+            **({"fleet": dict(self.fleet)} if self.fleet else {}),
             "outside_profile": self.outside_profile,
             "stuck": None if self.stuck is None else str(self.stuck),
             **({} if self.scenario.engine.sampling is None else {"sampling": self.scenario.engine.sampling}),
@@ -257,17 +259,18 @@ def finished_run(
         largest = largest._replace(swapped=0)  # the profile does not give the time of these copies
     reached = {**largest._asdict(), "context_per_row": max([clock.largest_row_context for clock in clocks])}
     measures, work, idle = measure(scenario, requests, server), server.work.by_kind(), clocks[0].idle_s
-    loops, replicas, cache = [loop] if isinstance(loop, Loop) else loop.loops, None, None
+    loops, replicas, cache, fleet = [loop] if isinstance(loop, Loop) else loop.loops, None, None, {}
     if isinstance(loop, Fleet):
         replicas = replicas_of(loop, requests, measures.makespan)
     if isinstance(loop, Servers):
         work, idle, cache = loop.add_totals(), loop.idle_s, loop.caches[0] if loop.caches else None
+        fleet = loop.metrics()
     uses = [(s.kv_use, s.pool, each.calls) for each in loops if (s := each.server).policy.uses_block_pool]
     return Run(
         scenario, profile, requests, measures, server, loop.calls, loop.now - idle, loop.now,
         sum(tokens for tokens, _ in padding), sum(rows for _, rows in padding), profile.outside_range(reached),
         profile.distance_outside(reached), reached, stuck, work=work, kv_uses=uses, cache=cache, servers=len(loops),
-        replicas=replicas,
+        replicas=replicas, fleet=fleet,
     )  # fmt: skip
 
 

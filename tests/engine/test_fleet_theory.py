@@ -67,7 +67,7 @@ def loop_of(requests: list[Request], slots: int, cost: LinearCost) -> Loop:
 def one_by_one(cost: LinearCost) -> Replica:
     """Return a replica that serves one request at a time."""
     loop = loop_of([], 1, cost)
-    return Replica(loop, loop.fast_forward)
+    return Replica(loop)
 
 
 def ask(request: Request) -> Asked:
