@@ -194,8 +194,18 @@ def test_kv_usage_counts_pools_of_different_sizes() -> None:
 
 def test_pools_with_other_profiles_have_no_common_utilisation() -> None:
     pools = [{"name": "a"}, {"name": "b", "profile": "h200-llama2-7b"}]
-    result = simulate(scenario_from({**SHARED, "cluster": {"pools": pools}})).result()
-    assert result["mfu"] is None and result["energy"] is None
+    run = simulate(scenario_from({**SHARED, "cluster": {"pools": pools}}))
+    assert run.result()["mfu"] is None and run.result()["energy"] is None
+    assert run.outside_profile == []
+
+
+def test_the_steps_of_a_pool_are_compared_with_its_own_profile() -> None:
+    """The CPU profile was measured with a few rows of a tiny model."""
+    pools = [{"name": "gpu"}, {"name": "cpu", "profile": "cpu-tiny-kbk"}]
+    load = {"requests": 60, "arrivals": {"kind": "burst"}, "lengths": {"kind": "fixed", "prompt": 900, "output": 4}}
+    tree = {**SHARED, "workload": load, "engine": {"num_blocks": 4000}, "cluster": {"pools": pools}}
+    outside = simulate(scenario_from(tree)).outside_profile
+    assert outside and all(text.startswith("cpu: ") for text in outside)
 
 
 def test_a_prefix_cache_of_one_pool_counts() -> None:
