@@ -6,12 +6,15 @@ import argparse
 from itertools import count
 from pathlib import Path
 from textwrap import fill
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from servesim.core import BadInput
 
 from . import options
 from .notes import print_json, print_note
+
+if TYPE_CHECKING:
+    from servesim.study.fleet_question import Fleet
 
 ENGINES = ("vllm", "sglang", "mindie", "vllm-ascend")
 REPLACES = "replaces derived step times by measured ones"
@@ -61,7 +64,6 @@ def print_answer(args: argparse.Namespace) -> int:
     """Run the sweeps and print the answer; return 1 if no setting meets the limits."""
     from servesim.config.cluster import make_router
     from servesim.config.export import export_scenario
-    from servesim.config.router_command import router_command
     from servesim.costs.public_models import alias_note
     from servesim.study.executor import open_executor
     from servesim.study.fleet_question import FleetOptions
@@ -79,8 +81,7 @@ def print_answer(args: argparse.Namespace) -> int:
         answer = recommend(question, folder, executor, progress)
     model = served_model(args.named_model)
     exported = export_scenario(answer.scenario, EXPORTED.get(args.engine, args.engine), model)
-    fleet = answer.fleet
-    router = "" if fleet is None else router_command({"name": fleet.router}, fleet.replicas, model)
+    router = "" if answer.fleet is None else start_router(answer.fleet, model, args.engine)
     (folder / exported.file_name).write_text(exported.text, encoding="utf-8")
     reports = write_reports(folder)
     if args.json:
@@ -90,6 +91,15 @@ def print_answer(args: argparse.Namespace) -> int:
         print(answer_text(answer, short, next_command(args, folder), router))
         print(f"Files: {folder}: scenario.yaml (defaults), best.yaml; `sim sweep` repeats {reports}")
     return 0 if answer.holds else 1
+
+
+def start_router(fleet: Fleet, model: str, engine: str) -> str:
+    """Return how to start the router of an answer."""
+    from servesim.config.router_command import apart_command, router_command
+
+    if fleet.pools:
+        return apart_command(fleet.pools, engine)
+    return router_command({"name": fleet.router}, fleet.replicas, model, engine)
 
 
 def free_folder() -> Path:
@@ -102,7 +112,8 @@ def write_reports(folder: Path) -> str:
     from servesim.report.rate_page import write_report
     from servesim.study.result import load_result
 
-    names = sorted((path.parent.name for path in folder.glob("*/experiment.json")), key=("sweep",).count, reverse=True)
+    names = [path.parent.name for path in folder.glob("*/experiment.json")]
+    names.sort(key=lambda name: (name != "sweep", name))
     for name in names:
         write_report(load_result(folder / name), folder / name / "report.html")
     return ", ".join(f"{name}.yaml ({name}/report.html)" for name in names)

@@ -28,10 +28,7 @@ EXCLUSIVE = (  # a key in a tree that is merged over another one removes the oth
 ROUTERS = ("router", "decode_router")  # keys of a cluster
 SHORT_FORMS = {"policy": "name", "trace": "path", **dict.fromkeys(ROUTERS, "name")}  # key of a section -> of its text
 TRACE_ENDINGS = (".csv", ".jsonl", ".parquet")  # of file names
-NAMES = (
-    "policy.name",
-    *(f"cluster.{router}.name" for router in ROUTERS),
-)  # another name drops the fields that were set under the old one
+NAMES = ("policy.name", *(f"cluster.{key}.name" for key in ROUTERS))  # another name drops the fields of the old one
 MAX_SECTIONS = 20  # of a key; scenarios have fewer than ten levels
 
 

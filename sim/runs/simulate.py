@@ -55,6 +55,7 @@ class Run:
     padded_rows: int  # padding rows of decodes
     outside_profile: list[str] = field(default_factory=list)  # shapes outside the measured range
     distance_outside: float = 0.0  # how far, see Profile.distance_outside
+    reached: Mapping[str, float] = field(default_factory=dict)  # sizes of the largest steps, by field of a shape
     stuck: Optional[Stuck] = None
     intervals: Optional[Mapping[str, Any]] = None  # of the metrics, see intervals.py
     work: Mapping[str, KindTotals] = field(default_factory=dict)  # what the model calls computed, by kind of step
@@ -227,7 +228,7 @@ def run_loop(
     ran = with_answers(requests, answers or {})
     with unchanged_requests(loop.server, ran):
         try:
-            with user_errors(loop.policy):
+            with user_errors(getattr(loop, "router", None)), user_errors(loop.policy):
                 loop.run()
         except Stuck as error:
             stuck = error
@@ -262,7 +263,7 @@ def finished_run(
     return Run(
         scenario, profile, requests, measures, server, loop.calls, loop.now - idle, loop.now,
         sum(tokens for tokens, _ in padding), sum(rows for _, rows in padding), outside,
-        distance, stuck, work=work, kv_uses=uses, cache=cache, servers=len(loops),
+        distance, reached_sizes(scenario, clocks), stuck, work=work, kv_uses=uses, cache=cache, servers=len(loops),
         replicas=replicas,
     )  # fmt: skip
 
@@ -284,11 +285,16 @@ def outside_profiles(scenario: Scenario, profile: Profile, clocks: Sequence[Simu
 
 def outside_profile(scenario: Scenario, profile: Profile, clocks: Sequence[SimulatedClock]) -> tuple[list[str], float]:
     """Return the same for servers with one profile."""
+    reached = reached_sizes(scenario, clocks)
+    return profile.outside_range(reached), profile.distance_outside(reached)
+
+
+def reached_sizes(scenario: Scenario, clocks: Sequence[SimulatedClock]) -> dict[str, float]:
+    """Return the largest sizes of all steps."""
     largest = Shape(*map(max, *[clock.largest_shape for clock in clocks], Shape()))
     if scenario.engine.host_cache is not None:
         largest = largest._replace(swapped=0)  # the profile does not give the time of these copies
-    reached = {**largest._asdict(), "context_per_row": max([clock.largest_row_context for clock in clocks])}
-    return profile.outside_range(reached), profile.distance_outside(reached)
+    return {**largest._asdict(), "context_per_row": max([clock.largest_row_context for clock in clocks])}
 
 
 @contextmanager

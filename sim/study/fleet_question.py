@@ -2,7 +2,7 @@
 
 What one replica serves at overload is the lower limit of the search: fewer replicas cannot serve all requests. Its
 highest load within the limits gives the first number to try. Larger fleets share their load better, so often fewer
-replicas are enough. Each number is a sweep over the routers.
+replicas are enough. Each number is a sweep over the routers, and over pools that run prefill and decode apart.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Optional
 
+from servesim.config.cluster import Pool
 from servesim.config.layers import Tree, apply_assignment
 from servesim.config.scenario import scenario_from
-from servesim.core import BadInput
+from servesim.core import BadInput, Shape
 from servesim.core.limits import MAX_RANKS
+from servesim.costs.device_profile import load_profile
+from servesim.costs.model_arithmetic import model_of
 from servesim.runs.request_rate import longer_scenario
 from servesim.runs.simulate import load_trace
 from servesim.traces.trace import has_field
@@ -26,10 +29,11 @@ from .rates import Curve
 
 SIMPLE_ROUTERS = ("round-robin", "least-requests")
 PREFIX_ROUTERS = {"vllm": "llm-d", "vllm-ascend": "llm-d", "sglang": "sglang-cache-aware"}  # of an engine
-ROUTER = "cluster.router"
+ROUTER, POOLS = "cluster.router", "cluster.pools"
+HAS_ROLES = "role" in Pool.model_fields
 TURNOVER = 10  # requests of a run / requests in the fleet at the same time
 MORE_REPLICAS = 2.0  # times the first number: no fleet above it is tried
-Sweep = Callable[[str, Tree, Tree], Summary]  # name, parameters, base scenario
+Sweep = Callable[[str, Sequence[Tree], Tree], Summary]  # name, grids of parameters, base scenario
 
 
 @dataclass(frozen=True)
@@ -49,16 +53,22 @@ class Fleet:
     """The answer: replicas behind a router."""
 
     replicas: int
-    rows: Sequence[Row]  # one per router, best first
+    rows: Sequence[Row]  # the routers, then prefill and decode apart
     best: Row
     base: Tree  # the scenario of these replicas
-    holds: bool  # the best router meets the limits
-    fewer: Optional[Row] = None  # the best router with one replica less
+    holds: bool  # the best row meets the limits
+    fewer: Optional[Row] = None  # the best row with one replica less
 
     @property
     def router(self) -> str:
-        """The name of the best router."""
-        return router_of(self.best)
+        """The name of the best router; apart, that of both pools."""
+        return str(self.best.assignment.get(ROUTER) or self.base["cluster"]["router"])
+
+    @property
+    def pools(self) -> Sequence[Tree]:
+        """Prefill and decode, if they are apart."""
+        pools: Sequence[Tree] = self.best.assignment.get(POOLS, ())
+        return pools
 
     @property
     def scenario(self) -> Tree:
@@ -115,9 +125,21 @@ class FleetSearch:
     def summary(self, replicas: int) -> Summary:
         """Return the sweep over the routers with some replicas."""
         if replicas not in self.found:
-            params: Tree = {ROUTER: list(self.routers)}
-            self.found[replicas] = self.sweep(f"fleet-{replicas}", params, self.replicas_of(replicas))
+            grids = [{ROUTER: list(self.routers)}, {POOLS: self.splits(replicas)}]
+            base = self.replicas_of(replicas)
+            self.found[replicas] = self.sweep(f"fleet-{replicas}", [grid for grid in grids if all(grid.values())], base)
         return self.found[replicas]
+
+    def splits(self, replicas: int) -> list[list[Tree]]:
+        """Return pools for prefill and decode: as one replica divides its time between them, and the next splits."""
+        profile = load_profile(self.base["profile"])
+        if not HAS_ROLES or model_of(profile.about) is None:  # the size of a copy is not known
+            return []
+        prompt = self.one.mean("prompt_tokens_computed") / self.one.mean("completed")
+        share = self.throughput * profile.cost.seconds(Shape(1, round(prompt), round(prompt), round(prompt**2)))
+        middle = min(replicas - 1, max(1, round(replicas * share)))
+        sizes = [number for number in range(middle - 1, middle + 2) if 0 < number < replicas]
+        return [[pool("prefill", number), pool("decode", replicas - number)] for number in sizes]
 
     def replicas_of(self, replicas: int) -> Tree:
         """Return the fleet with the first router. Runs are long enough for a backlog to show."""
@@ -139,7 +161,7 @@ class FleetSearch:
         """Return the answer for some replicas."""
         summary, fewer = self.summary(replicas), self.found.get(replicas - 1)
         best = winner_of(summary)
-        rows = sorted(summary.rows, key=lambda row: self.routers.index(router_of(row)))
+        rows = sorted(summary.rows, key=lambda row: row.config)
         return Fleet(
             replicas, rows, summary.rows[0] if best is None else best, self.replicas_of(replicas), best is not None,
             fewer and fewer.rows[0],
@@ -151,9 +173,15 @@ def winner_of(summary: Summary) -> Optional[Row]:
     return next((row for row in summary.rows if row.eligible and not row.is_saturated), None)
 
 
-def router_of(row: Row) -> str:
-    """Return the router of a row."""
-    return str(row.assignment[ROUTER])
+def pool(role: str, replicas: int) -> Tree:
+    """Return a pool of one role."""
+    return {"name": role, "role": role, "replicas": replicas}
+
+
+def name_of(row: Row) -> str:
+    """Return the router of a row, or its pools: `1 prefill + 2 decode`."""
+    pools = row.assignment.get(POOLS)
+    return " + ".join(f"{pool['replicas']} {pool['name']}" for pool in pools) if pools else str(row.assignment[ROUTER])
 
 
 def routers_for(server: str, base: Tree, chosen: Sequence[str]) -> list[str]:

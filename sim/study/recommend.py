@@ -204,12 +204,12 @@ class Search:
             return None
         base = apply_assignment(self.question.base, best.assignment)
         routers = routers_for(self.question.server, base, self.question.fleet.routers)
-        search = FleetSearch(base, rate, best, curve, routers, self.sweep_routers)
+        search = FleetSearch(base, rate, best, curve, routers, self.sweep_fleet)
         return search.smallest() if fixed is None else search.fleet(fixed)
 
-    def sweep_routers(self, name: str, params: Tree, base: Tree) -> Summary:
-        """Run a sweep over the routers of a fleet."""
-        result = self.run(name, self.question.sweep_keys([params]), base)
+    def sweep_fleet(self, name: str, grids: Sequence[Tree], base: Tree) -> Summary:
+        """Run a sweep over the routers and pools of a fleet."""
+        result = self.run(name, self.question.sweep_keys(grids), base)
         assert isinstance(result, Summary)
         return result
 

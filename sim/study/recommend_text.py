@@ -12,7 +12,7 @@ from servesim.runs.metric_table import format_quantity, metric_title, unit_of
 from servesim.runs.request_rate import format_rate
 from servesim.statistics.constraints import Bound, parse_bounds
 
-from .fleet_question import Fleet, router_of
+from .fleet_question import POOLS, Fleet, name_of
 from .ranking import Row
 from .rates import Curve
 from .recommend import Answer
@@ -62,8 +62,9 @@ def answer_json(answer: Answer, command: str, router: str = "") -> dict[str, Any
 def fleet_json(fleet: Fleet, command: str) -> dict[str, Any]:
     """Return the replicas, and the metrics of their routers."""
     metrics = [*SHOWN, HITS, COST]
-    routers = {router_of(row): {name: row.mean(name) for name in metrics if row.values(name)} for row in fleet.rows}
-    return {"replicas": fleet.replicas, "router": fleet.router, "router_command": command, "routers": routers}
+    tested = {name_of(row): {name: row.mean(name) for name in metrics if row.values(name)} for row in fleet.rows}
+    pools = {"pools": list(fleet.pools)} if fleet.pools else {}
+    return {"replicas": fleet.replicas, "router": fleet.router, **pools, "router_command": command, "fleets": tested}
 
 
 def verdict_line(answer: Answer) -> str:
@@ -94,20 +95,23 @@ def fleet_line(answer: Answer, fleet: Fleet) -> str:
     if not fleet.holds:
         return f"{one}{fleet.replicas} replicas do not hold {at}: {problem_of(fleet.best)}."
     fewer = "" if fleet.fewer is None else f" With {fleet.replicas - 1}, {problem_of(fleet.fewer)}."
-    return f"{one}{fleet.replicas} replicas behind {fleet.router} hold {at}.{fewer}"
+    apart = f" as {name_of(fleet.best)}" if fleet.pools else ""
+    return f"{one}{fleet.replicas} replicas{apart} behind {fleet.router} hold {at}.{fewer}"
 
 
 def problem_of(row: Row) -> str:
-    """Return why the best router does not hold the load."""
-    return f"the best router {', '.join(row.misses)}" if row.misses else "the backlog grows"
+    """Return why the best row does not hold the load."""
+    return f"the best one {', '.join(row.misses)}" if row.misses else "the backlog grows"
 
 
 def fleet_table(answer: Answer, fleet: Fleet) -> list[str]:
-    """Return the metrics of the routers side by side."""
+    """Return the metrics of the routers, and of prefill and decode apart, side by side."""
     head = f"{fleet.replicas} replicas at {answer.rate:.4g} req/s"
-    rows = [[head, *(router_of(row) + " *" * (row is fleet.best) for row in fleet.rows)]]
+    titles = [*(name_of(row) + " *" * (row is fleet.best) for row in fleet.rows)]
+    if not any(POOLS in row.assignment for row in fleet.rows):
+        head += ", prefill and decode together"
     hits = [HITS] if any(any(row.values(HITS)) for row in fleet.rows) else []
-    return align_columns([*rows, *metric_rows([*SHOWN, *hits, COST], fleet.rows)])
+    return align_columns([[head, *titles], *metric_rows([*SHOWN, *hits, COST], fleet.rows)])
 
 
 def metric_rows(metrics: Sequence[str], rows: Sequence[Row]) -> list[list[str]]:

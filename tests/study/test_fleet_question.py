@@ -10,7 +10,7 @@ import pytest
 import yaml
 from servesim.config.families import tunings
 from servesim.config.layers import apply_assignment, set_key, value_at
-from servesim.config.router_command import router_command
+from servesim.config.router_command import apart_command, router_command
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
 from servesim.routers import ROUTERS
@@ -70,11 +70,11 @@ def test_35_requests_per_second_need_four_replicas_of_ten(one_setting: None, tmp
     assert found.best.mean("p99_ttft_ms") <= 1000 < answer.best.mean("p99_ttft_ms")
     cost = 4 * PRICE / 3600 / found.best.mean("output_throughput") * 1e6
     assert found.best.mean("cost_per_million_tokens") == pytest.approx(cost)
-    text = answer_text(answer, "start it", "next", router_command({"name": found.router}, 4, "m"))
-    assert "4 replicas behind round-robin hold 35 req/s. With 3, the best router misses" in text
+    text = answer_text(answer, "start it", "next", router_command({"name": found.router}, 4, "m", "vllm"))
+    assert "4 replicas behind round-robin hold 35 req/s. With 3, the best one misses" in text
     assert "Cost per million output tokens" in text and "server replica-4:8000;" in text
     data = answer_json(answer, "start it", "nginx")
-    assert data["replicas"] == 4 and set(data["routers"]) == {"round-robin", "least-requests"} and data["meets"]
+    assert data["replicas"] == 4 and set(data["fleets"]) == {"round-robin", "least-requests"} and data["meets"]
     best = yaml.safe_load((tmp_path / "best.yaml").read_text())
     assert best["cluster"] == {"price_per_hour": PRICE, "replicas": 4, "router": "round-robin"}
     assert load_result(tmp_path / "fleet-4").rows[0].mean("p99_ttft_ms") == found.best.mean("p99_ttft_ms")
@@ -181,8 +181,11 @@ def test_another_router_drops_the_fields_of_the_old_one() -> None:
     assert set_key(changed, "cluster.router.name", "llm-d")["cluster"]["router"] == {"name": "llm-d"}
 
 
-def test_the_capacity_of_a_fleet_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_capacity_of_a_fleet_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Three replicas serve 30 requests per second."""
+    monkeypatch.setattr(pilot_runs, "MIN_REQUESTS", 1000)
     file = tmp_path / "fleet.yaml"
     file.write_text(yaml.safe_dump(fleet(replicas=3, router="least-requests")))
     said = run_sim(capsys, "capacity", str(file), "--subject-to", "mean_ttft_ms <= 400", "--json", "-j", "1", "-q",
@@ -193,8 +196,14 @@ def test_the_capacity_of_a_fleet_is_found(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_every_router_has_a_command_or_a_sentence() -> None:
-    texts = {name: router_command({"name": name}, 2, "MODEL") for name in ROUTERS}
+    texts = {name: router_command({"name": name}, 2, "MODEL", "sglang") for name in ROUTERS}
     assert all(texts.values()) and "--policy cache_aware" in texts["sglang-cache-aware"]
     assert "--worker-urls http://replica-1:8000 http://replica-2:8000" in texts["sglang-cache-aware"]
     assert "--data-parallel-size 2" in texts["vllm-dp"] and "--routing-logic prefixaware" in texts["production-stack"]
+    of_vllm = router_command({"name": "sglang-cache-aware"}, 2, "MODEL", "vllm")
+    assert of_vllm == texts["sglang-cache-aware"].replace("python -m sglang_router.launch_router", "vllm-router")
+    pools = [{"name": "p", "role": "prefill", "replicas": 1}, {"name": "d", "role": "decode", "replicas": 2}]
+    apart = apart_command(pools, "sglang")
+    assert "--disaggregation-mode prefill" in apart and "--decode http://decode-2:8000" in apart
+    assert "1 for prefill and 2 for decode" in apart_command(pools, "mindie")
     assert "queue-scorer weight 2" in texts["llm-d"] and "least_conn;" in texts["least-requests"]
