@@ -246,3 +246,14 @@ def test_a_busy_fleet_needs_more_replicas() -> None:
     profile = {"base": 1e-6, "decode_row": 0.01}
     run = simulate(scenario_from(fleet(2, workload=load, engine=engine, profile=profile)))
     assert run.result()["limit"] == "compute" and "but more replicas do" in run.result()["limit_text"]
+
+
+def test_a_fleet_with_prefill_apart_counts_its_transfers() -> None:
+    pools = [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}]
+    run = simulate(scenario_from({**SHARED, "engine": {"num_blocks": 4000}, "cluster": {"pools": pools}}))
+    result = run.result()
+    assert result["completed"] == result["transfers"] == 80
+    assert result["transfer_s"] > 0 and result["transfer_bytes"] > 0
+    lines = [text for text in show_run(run).splitlines() if "KV transfers" in text]
+    assert [text.split() for text in lines] == [["KV", "transfers:", "80"]]
+    assert "transfers" not in simulate(scenario_from(fleet())).result()
