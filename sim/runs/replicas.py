@@ -28,6 +28,7 @@ class Replicas:
 
     rows: Sequence[Mapping[str, Any]]  # metrics of each replica; None: it has no such value
     replica_of: Mapping[Any, int]  # by the id of a request
+    transfers: Mapping[str, float]  # metrics of the copies between prefill and decode replicas; empty without them
 
     def name_of(self, request: Request) -> str:
         """Return the replica that served a request; empty if the router did not send it."""
@@ -45,6 +46,7 @@ class Replicas:
         return {
             "busy_imbalance": imbalance([row["busy_s"] for row in self.rows]),
             "request_imbalance": imbalance([row["requests"] for row in self.rows]),
+            **self.transfers,
             "replicas": [dict(row) for row in self.rows],
         }
 
@@ -73,7 +75,11 @@ def replicas_of(fleet: Fleet, requests: Sequence[Request], makespan: float) -> O
         if number is not None:
             served[number].append(request)
     rows = [replica_row(each, fleet.now, served[number], makespan) for number, each in enumerate(fleet.replicas)]
-    return Replicas(rows, fleet.replica_of)
+    copies = fleet.transfers
+    transfers = {} if copies is None else {
+        "transfers": copies.count, "transfer_s": copies.seconds, "transfer_bytes": copies.bytes,
+    }  # fmt: skip
+    return Replicas(rows, fleet.replica_of, transfers)
 
 
 def replica_row(replica: Replica, end: float, served: Sequence[Request], makespan: float) -> dict[str, Any]:

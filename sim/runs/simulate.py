@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Optional, Union
 
 from servesim.config.memory import host_copy_times
-from servesim.config.scenario import Scenario
+from servesim.config.scenario import Scenario, scenario_of_pool
 from servesim.config.user_code import class_line, user_errors
 from servesim.core import BadInput, BlockPool, PolicyError, Request, Shape, StepCost, Stuck
 from servesim.costs.device_profile import Profile, load_profile
@@ -254,10 +254,7 @@ def finished_run(
 ) -> Run:
     """Return the results of a loop that has run."""
     server, padding = loop.server, [clock.padding_counts for clock in clocks]
-    largest = Shape(*map(max, *[clock.largest_shape for clock in clocks], Shape()))
-    if scenario.engine.host_cache is not None:
-        largest = largest._replace(swapped=0)  # the profile does not give the time of these copies
-    reached = {**largest._asdict(), "context_per_row": max([clock.largest_row_context for clock in clocks])}
+    outside, distance = outside_profiles(scenario, profile, clocks)
     measures, work, idle = measure(scenario, requests, server), server.work.by_kind(), clocks[0].idle_s
     loops, replicas, cache, fleet = [loop] if isinstance(loop, Loop) else loop.loops, None, None, {}
     if isinstance(loop, Fleet):
@@ -268,10 +265,39 @@ def finished_run(
     uses = [(s.kv_use, s.pool, each.calls) for each in loops if (s := each.server).policy.uses_block_pool]
     return Run(
         scenario, profile, requests, measures, server, loop.calls, loop.now - idle, loop.now,
-        sum(tokens for tokens, _ in padding), sum(rows for _, rows in padding), profile.outside_range(reached),
-        profile.distance_outside(reached), reached, stuck, work=work, kv_uses=uses, cache=cache, servers=len(loops),
+        sum(tokens for tokens, _ in padding), sum(rows for _, rows in padding), outside,
+        distance, reached_sizes(scenario, clocks), stuck, work=work, kv_uses=uses, cache=cache, servers=len(loops),
         replicas=replicas, fleet=fleet,
     )  # fmt: skip
+
+
+def outside_profiles(scenario: Scenario, profile: Profile, clocks: Sequence[SimulatedClock]) -> tuple[list[str], float]:
+    """Return which sizes of steps the profile of a server was not measured for, and how far outside they are."""
+    pools = [] if scenario.cluster is None else scenario.cluster.pools
+    if not any(pool.profile for pool in pools):
+        return outside_profile(scenario, profile, clocks)
+    texts: list[str] = []
+    first, distance = 0, 0.0
+    for pool in pools:
+        own = profile if pool.profile is None else load_profile(scenario_of_pool(scenario, pool).profile)
+        found, far = outside_profile(scenario, own, clocks[first : first + pool.replicas])
+        first, distance = first + pool.replicas, max(distance, far)
+        texts += [f"{pool.name}: {text}" for text in found]
+    return texts, distance
+
+
+def outside_profile(scenario: Scenario, profile: Profile, clocks: Sequence[SimulatedClock]) -> tuple[list[str], float]:
+    """Return the same for servers with one profile."""
+    reached = reached_sizes(scenario, clocks)
+    return profile.outside_range(reached), profile.distance_outside(reached)
+
+
+def reached_sizes(scenario: Scenario, clocks: Sequence[SimulatedClock]) -> dict[str, float]:
+    """Return the largest sizes of all steps."""
+    largest = Shape(*map(max, *[clock.largest_shape for clock in clocks], Shape()))
+    if scenario.engine.host_cache is not None:
+        largest = largest._replace(swapped=0)  # the profile does not give the time of these copies
+    return {**largest._asdict(), "context_per_row": max([clock.largest_row_context for clock in clocks])}
 
 
 @contextmanager

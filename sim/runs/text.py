@@ -136,8 +136,18 @@ def fleet_lines(run: Run) -> list[str]:
         line("Router:", cluster.router["name"]),
         line("Busiest replica / mean, time in calls:", result["busy_imbalance"]),
         line("Most requests of a replica / mean:", result["request_imbalance"]),
+        *transfer_lines(result),
         *replica_lines(result["replicas"]),
     ]
+
+
+def transfer_lines(result: Mapping[str, Any]) -> list[str]:
+    """Return the copies of KV blocks from prefill to decode replicas."""
+    if not result.get("transfers"):
+        return []
+    mean = 1e3 * result["transfer_s"] / result["transfers"]
+    return [line("KV transfers:", result["transfers"]), line("  mean time (ms):", mean),
+            line("  size (GB):", result["transfer_bytes"] / 1e9)]  # fmt: skip
 
 
 def cache_lines(result: Mapping[str, Any]) -> list[str]:

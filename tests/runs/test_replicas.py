@@ -194,8 +194,18 @@ def test_kv_usage_counts_pools_of_different_sizes() -> None:
 
 def test_pools_with_other_profiles_have_no_common_utilisation() -> None:
     pools = [{"name": "a"}, {"name": "b", "profile": "h200-llama2-7b"}]
-    result = simulate(scenario_from({**SHARED, "cluster": {"pools": pools}})).result()
-    assert result["mfu"] is None and result["energy"] is None
+    run = simulate(scenario_from({**SHARED, "cluster": {"pools": pools}}))
+    assert run.result()["mfu"] is None and run.result()["energy"] is None
+    assert run.outside_profile == []
+
+
+def test_the_steps_of_a_pool_are_compared_with_its_own_profile() -> None:
+    """The CPU profile was measured with a few rows of a tiny model."""
+    pools = [{"name": "gpu"}, {"name": "cpu", "profile": "cpu-tiny-kbk"}]
+    load = {"requests": 60, "arrivals": {"kind": "burst"}, "lengths": {"kind": "fixed", "prompt": 900, "output": 4}}
+    tree = {**SHARED, "workload": load, "engine": {"num_blocks": 4000}, "cluster": {"pools": pools}}
+    outside = simulate(scenario_from(tree)).outside_profile
+    assert outside and all(text.startswith("cpu: ") for text in outside)
 
 
 def test_a_prefix_cache_of_one_pool_counts() -> None:
@@ -236,3 +246,14 @@ def test_a_busy_fleet_needs_more_replicas() -> None:
     profile = {"base": 1e-6, "decode_row": 0.01}
     run = simulate(scenario_from(fleet(2, workload=load, engine=engine, profile=profile)))
     assert run.result()["limit"] == "compute" and "but more replicas do" in run.result()["limit_text"]
+
+
+def test_a_fleet_with_prefill_apart_counts_its_transfers() -> None:
+    pools = [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}]
+    run = simulate(scenario_from({**SHARED, "engine": {"num_blocks": 4000}, "cluster": {"pools": pools}}))
+    result = run.result()
+    assert result["completed"] == result["transfers"] == 80
+    assert result["transfer_s"] > 0 and result["transfer_bytes"] > 0
+    lines = [text for text in show_run(run).splitlines() if "KV transfers" in text]
+    assert [text.split() for text in lines] == [["KV", "transfers:", "80"]]
+    assert "transfers" not in simulate(scenario_from(fleet())).result()
