@@ -125,7 +125,7 @@ class FleetSearch:
     def summary(self, replicas: int) -> Summary:
         """Return the sweep over the routers with some replicas."""
         if replicas not in self.found:
-            grids = [{ROUTER: list(self.routers)}, {POOLS: self.splits(replicas)}]
+            grids: list[Tree] = [{ROUTER: list(self.routers)}, {POOLS: self.splits(replicas)}]
             base = self.replicas_of(replicas)
             self.found[replicas] = self.sweep(f"fleet-{replicas}", [grid for grid in grids if all(grid.values())], base)
         return self.found[replicas]
@@ -164,7 +164,7 @@ class FleetSearch:
         rows = sorted(summary.rows, key=lambda row: row.config)
         return Fleet(
             replicas, rows, summary.rows[0] if best is None else best, self.replicas_of(replicas), best is not None,
-            fewer and fewer.rows[0],
+            None if fewer is None else fewer.rows[0],
         )  # fmt: skip
 
 
