@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
 from .dynamo import Booked, DynamoKv
-from .router import Asked, Fleet
+from .router import REFUSED, Asked, Fleet
 
 
 class Offer(NamedTuple):
@@ -47,6 +47,6 @@ class Conductor(DynamoKv):
         return found
 
     def route(self, request: Asked, fleet: Fleet, random: Any) -> int:
-        """Return the replica, or -1: the request is refused."""
+        """Return the replica, or REFUSED."""
         choices = self.choices(request, fleet)
-        return choices[0] if choices else -1
+        return choices[0] if choices else REFUSED

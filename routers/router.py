@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, NamedTuple, Optional
+from zlib import crc32
 
 from servesim.core.native import keep_compiled_fields, mypyc_attr
 
+REFUSED = -1  # what `route` returns instead of a replica
 CHARACTERS_PER_TOKEN = 4  # of a simulated text; routers that see characters count these
 
 
@@ -59,7 +61,7 @@ class Asked:
             return known
         found: list[Run] = []
         before, end = 0, 0  # a hash of the pieces before, and their characters
-        for number, length in self._pieces or [(ord(character), 1) for character in self.text]:
+        for number, length in self._pieces or cut(self.text, block):
             key = hash((before, number))
             blocks = (end + length) // block - end // block
             if blocks:
@@ -69,6 +71,12 @@ class Asked:
             found.append(Run(hash((before, 0, end % block)), 1))
         self._runs[block, with_rest] = found
         return found
+
+
+def cut(text: str, block: int) -> list[tuple[int, int]]:
+    """Return the pieces of a text of which only the characters are known: its blocks. Its `hash` would be random."""
+    blocks = [text[start : start + block] for start in range(0, len(text), block)]
+    return [(crc32(piece.encode("utf-8", "surrogatepass")), len(piece)) for piece in blocks]
 
 
 def characters(number: int, count: int) -> str:

@@ -37,6 +37,17 @@ class RoutedServers:
         self._random = Random(f"router {seed}")
         self._sent: dict[Any, tuple[Asked, int]] = {}  # requests without an end, by id
 
+    def asks_caches(self, request: Request) -> bool:
+        """Whether the router asks what the prefix caches of the servers have. No server tells it."""
+        asked: list[int] = []
+
+        def cached(replica: int) -> int:
+            asked.append(replica)
+            return 0
+
+        self.router.choices(self._ask(request), Fleet(0.0, range(len(self.urls)), self.memory, cached))
+        return bool(asked)
+
     def choose(self, request: Request, now: float) -> str:
         """Let the router choose a server for a request that is sent now; return its address."""
         asked, fleet = self._ask(request), Fleet(now, range(len(self.urls)), self.memory)

@@ -81,14 +81,21 @@ class Target:
         kind = TextCompletions if self.api == "openai-text" else OpenAI
         return kind(self.model or first_model(server), replace(prompts, vocabulary=self.vocabulary))
 
-    def routed_servers(self, scenario: Scenario, api: Api) -> Optional[RoutedServers]:
+    def routed_servers(self, scenario: Scenario, api: Api, first: Request) -> Optional[RoutedServers]:
         """Return the servers behind the router of a scenario; None if requests go to one address."""
         cluster = scenario.cluster
         if not self.routes or cluster is None:
             return None
         router = cluster.make_router()
-        interval = router.report_interval if cluster.staleness is None else max(cluster.staleness, MIN_REPORT_S)
-        return RoutedServers(self.servers, router, RouterTexts(api.prompts.words), interval, scenario.seed)
+        staleness = router.report_interval if cluster.staleness is None else cluster.staleness
+        interval = max(staleness, MIN_REPORT_S) if router.reads_reports else 0.0
+        servers = RoutedServers(self.servers, router, RouterTexts(api.prompts.words), interval, scenario.seed)
+        if servers.asks_caches(first):
+            raise BadInput(
+                f"cluster.router {cluster.router['name']}: asks what the servers have cached, which they do not tell; "
+                "expected a router, or settings of it, with a memory of its own"
+            )
+        return servers
 
 
 def replay_against(
@@ -118,7 +125,7 @@ def replay_against(
     api = target.make_api(Prompts(f"{target.prompt_seed}/{name}"))
     line = ProgressLine(name, len(requests), quiet)
     before = [read_counters(url) for url in target.all_servers]
-    servers = target.routed_servers(scenario, api)
+    servers = target.routed_servers(scenario, api, requests[0])
     generator = send(target.url, api, requests, target.timeout, line, set(sample), servers)
     forget_unknown_answers(requests, api.prompts)
     live = run_from_responses(generator, scenario, profile or Profile("none", LinearCost()), requests)
@@ -169,9 +176,10 @@ def add_simulated_counts(servers: Sequence[dict[str, Any]], run: Run, same_order
         return
     counts = [[0, 0] for _ in servers]
     for request in run.requests:
-        count = counts[run.replicas.replica_of[request.id]]
-        count[0] += 1
-        count[1] += request.cached_tokens
+        number = run.replicas.replica_of.get(request.id)
+        if number is not None:
+            counts[number][0] += 1
+            counts[number][1] += request.cached_tokens
     if not same_order:
         servers = sorted(servers, key=lambda server: [server.get(key, 0) for key in ("requests", "cached_tokens")])
         counts.sort()

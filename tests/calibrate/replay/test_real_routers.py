@@ -92,7 +92,9 @@ def test_real_routers_send_as_the_simulated_ones(tmp_path: Path, capsys: pytest.
             assert said.code == 0, said.error
             results[module, policy] = json.loads((out / "live" / "result.json").read_text())
             simulated = json.loads((out / "sim" / "result.json").read_text())
-            assert results[module, policy]["mean_ttft_ms"] == pytest.approx(simulated["mean_ttft_ms"], rel=0.1)
+            # On a busy machine, a request waits for every process on its way as the client waits to send it.
+            allowed = 0.05 * simulated["mean_ttft_ms"] + 10 * results[module, policy]["lateness_ms"]["mean"]
+            assert abs(results[module, policy]["mean_ttft_ms"] - simulated["mean_ttft_ms"]) < allowed
     for (_, policy), result in results.items():
         for server in result["servers"]:
             simulated = server["simulated"]

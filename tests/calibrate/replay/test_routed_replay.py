@@ -108,6 +108,19 @@ def test_a_router_is_told_of_first_tokens_ends_and_queues(fleet: tuple[str, list
     assert servers.requests == [1, 1]
 
 
+def test_a_router_that_asks_the_caches_of_servers_is_refused(
+    fleet: tuple[str, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenario, urls = fleet
+    command = ["replay", scenario, "--url", urls[0], "--url", urls[1], "--limit", "2", "--live-only", "--quiet"]
+    said = run_sim(capsys, *command, "--router", "dynamo-kv")
+    assert said.code == 2
+    assert said.error.startswith("sim: cluster.router dynamo-kv: asks what the servers have cached")
+    own_memory = ("--set", "cluster.replicas=2", "--set", "cluster.router={name: dynamo-kv, use_kv_events: false}")
+    assert run_sim(capsys, *command, *own_memory).code == 0
+    assert run_sim(capsys, *command, "--router", "llm-d").code == 0
+
+
 def test_the_order_of_a_real_router_is_given_by_the_numbers_of_requests() -> None:
     cluster = {"cluster": {"replicas": 2}, "policy": {"name": "vllm-v1"}, "profile": {"base": 0.01}}
     trace = Trace([Request(id, 10.0 * id, 10, 1) for id in range(3)], "three", "synth")

@@ -51,6 +51,18 @@ def test_replicas_have_ports_metrics_and_prefix_caches_of_their_own(tmp_path: Pa
     assert out == "stopped after 6 model calls\n"
 
 
+def test_the_servers_of_pools_have_the_settings_of_their_pool(tmp_path: Path) -> None:
+    scenario = tmp_path / "scenario.yaml"
+    pools = "[{name: small, engine: {num_blocks: 100}}, {name: large, replicas: 1}]"
+    scenario.write_text(f"{SCENARIO}cluster: {{pools: {pools}}}\n")
+    blocks = []
+    with serving_fleet(scenario, 2) as (urls, _):
+        for url in urls:
+            with urlopen(f"{url}/serving/state", timeout=120) as answer:
+                blocks.append(json.load(answer)["total_blocks"])
+    assert blocks[1] - blocks[0] == 100
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 def test_a_dead_engine_stops_the_fleet_with_one_line(tmp_path: Path) -> None:
     scenario = tmp_path / "scenario.yaml"
@@ -73,6 +85,10 @@ def test_a_dead_engine_stops_the_fleet_with_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (
+            ("--replicas", "2", "--set", "cluster.pools=[{name: a, replicas: 3}]"),
+            "--replicas: expected 3, the replicas of cluster.pools, got 2",
+        ),
         (("--replicas", "0"), "--replicas: expected 1 to 1024, got 0"),
         (("--replicas", "2", "--backend", "torch"), "--replicas 2: expected --backend fake; a device runs one server"),
         (("--replicas", "8", "--port", "65530"), "--port: expected 0 to 65528, got 65530"),
