@@ -142,7 +142,7 @@ class Fleet(Servers):
         event = env.event()
         if time < math.inf:
             event._ok, event._value = True, None
-            env.schedule(event, order, At(max(time, env.now)))
+            env.schedule(event, simpy.events.EventPriority(order), At(max(time, env.now)))
         with suppress(simpy.Interrupt):
             yield event
 

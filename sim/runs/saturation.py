@@ -4,8 +4,8 @@ The capacity is the throughput of a burst of the same requests, without its star
 of 1 % in the step times can be an error of 100 % in the TTFT: no calibration is good enough to predict it.
 
 An estimate needs no further run: the time that the prompts of the run took, and its decodes in batches that fill the
-slots or the KV blocks. In 34 runs of five engines it was 0 to 13 % above the throughput of the burst: batches are not
-always full. If only a few requests fit into the blocks, or ranks wait for each other, it is not known.
+slots or the KV blocks. In 58 runs of five engines it was 6 % below to 13 % above the throughput of the burst: batches
+are not always full. If only a few requests fit into the blocks, or ranks wait for each other, it is not known.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from servesim.costs.device_profile import Profile
 from servesim.costs.uncertainty import Uncertainty
 from servesim.traces.trace import Trace
 
-from .simulate import Run, cold_start_seconds, simulate
+from .build import cold_start_seconds
+from .simulate import Run, simulate
 
-FULL = 0.94  # throughput of a burst relative to that of batches that are always full: the middle of these runs
-ESTIMATE_ERROR = 0.08  # of an estimated capacity, the largest of these runs
+FULL = 0.965  # throughput of a burst relative to that of batches that are always full: the middle of these runs
+ESTIMATE_ERROR = 0.10  # of an estimated capacity, the largest of these runs
 FEW_ROWS = 8  # batches that are so small are often not full
 NEAR = 0.03  # distance from saturation within which TTFT is not predicted
 MIN_REQUESTS = 4  # of a run with a rate
