@@ -188,7 +188,7 @@ def set_key(tree: Tree, key: str, value: Any) -> Tree:
     if key in ("cluster.replicas", "cluster.pools"):
         return merge(tree, {section: {name: value}})
     if key in NAMES and value_at(tree, key) not in (None, value):
-        return set_in(tree, key.split(".")[:-1], {"name": value})
+        key, value = key.removesuffix(".name"), {"name": value}
     changed: Tree = set_in(tree, key.split("."), value)
     return changed
 

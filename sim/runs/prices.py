@@ -19,20 +19,23 @@ HOW_TO_PRICE = "expected cluster.price_per_hour, the price of one device, in the
 
 def price_per_second(scenario: Scenario, profile: Profile) -> Optional[float]:
     """Return what all devices of a cluster cost per second; None if the price of one is not known."""
-    total = 0.0
-    for pool in [] if scenario.cluster is None else scenario.cluster.all_pools:
-        price = scenario.cluster.price_per_hour if pool.price_per_hour is None else pool.price_per_hour
+    total, cluster = 0.0, scenario.cluster
+    if cluster is None:
+        return None
+    for pool in cluster.all_pools:
+        price = cluster.price_per_hour if pool.price_per_hour is None else pool.price_per_hour
         if price is None:
             return None
         own = profile if pool.profile is None else load_profile(scenario_of_pool(scenario, pool).profile)
         total += pool.replicas * int(own.about.get("tensor_parallel") or 1) * price / SECONDS_PER_HOUR
-    return None if scenario.cluster is None else total
+    return total
 
 
 def costs_per_million(price: Optional[float], rates: Mapping[str, Any]) -> dict[str, float]:
     """Return the costs at a price per second, from the token throughputs of a run; empty without a price."""
-    known = {} if price is None else {name: rates[rate] for name, rate in COSTS.items() if rates.get(rate)}
-    return {name: MILLION * price / rate for name, rate in known.items()}
+    if price is None:
+        return {}
+    return {name: MILLION * price / rates[rate] for name, rate in COSTS.items() if rates.get(rate)}
 
 
 def is_priced(tree: Mapping[str, Any]) -> bool:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Optional
 
-from servesim.config.cluster import Pool
 from servesim.config.layers import Tree, apply_assignment
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput, Shape
@@ -30,7 +29,6 @@ from .rates import Curve
 SIMPLE_ROUTERS = ("round-robin", "least-requests")
 PREFIX_ROUTERS = {"vllm": "llm-d", "vllm-ascend": "llm-d", "sglang": "sglang-cache-aware"}  # of an engine
 ROUTER, POOLS = "cluster.router", "cluster.pools"
-HAS_ROLES = "role" in Pool.model_fields
 TURNOVER = 10  # requests of a run / requests in the fleet at the same time
 MORE_REPLICAS = 2.0  # times the first number: no fleet above it is tried
 Sweep = Callable[[str, Sequence[Tree], Tree], Summary]  # name, grids of parameters, base scenario
@@ -125,7 +123,7 @@ class FleetSearch:
     def summary(self, replicas: int) -> Summary:
         """Return the sweep over the routers with some replicas."""
         if replicas not in self.found:
-            grids = [{ROUTER: list(self.routers)}, {POOLS: self.splits(replicas)}]
+            grids: list[Tree] = [{ROUTER: list(self.routers)}, {POOLS: self.splits(replicas)}]
             base = self.replicas_of(replicas)
             self.found[replicas] = self.sweep(f"fleet-{replicas}", [grid for grid in grids if all(grid.values())], base)
         return self.found[replicas]
@@ -133,7 +131,7 @@ class FleetSearch:
     def splits(self, replicas: int) -> list[list[Tree]]:
         """Return pools for prefill and decode: as one replica divides its time between them, and the next splits."""
         profile = load_profile(self.base["profile"])
-        if not HAS_ROLES or model_of(profile.about) is None:  # the size of a copy is not known
+        if model_of(profile.about) is None:  # the size of a copy is not known
             return []
         prompt = self.one.mean("prompt_tokens_computed") / self.one.mean("completed")
         share = self.throughput * profile.cost.seconds(Shape(1, round(prompt), round(prompt), round(prompt**2)))
@@ -164,7 +162,7 @@ class FleetSearch:
         rows = sorted(summary.rows, key=lambda row: row.config)
         return Fleet(
             replicas, rows, summary.rows[0] if best is None else best, self.replicas_of(replicas), best is not None,
-            fewer and fewer.rows[0],
+            None if fewer is None else fewer.rows[0],
         )  # fmt: skip
 
 

@@ -12,15 +12,17 @@ from servesim.config.families import tunings
 from servesim.config.layers import apply_assignment, set_key, value_at
 from servesim.config.router_command import apart_command, router_command
 from servesim.config.scenario import scenario_from
-from servesim.core import BadInput
+from servesim.core import BadInput, Shape
+from servesim.costs.device_profile import load_profile
 from servesim.routers import ROUTERS
 from servesim.runs.simulate import simulate
 from servesim.study import pilot_runs
 from servesim.study import recommend as recommending
 from servesim.study.executor import open_executor
 from servesim.study.experiment import format_setting
-from servesim.study.fleet_question import FleetOptions, routers_for
+from servesim.study.fleet_question import FleetOptions, FleetSearch, name_of, routers_for
 from servesim.study.progress import Progress
+from servesim.study.ranking import Row
 from servesim.study.recommend import Answer, Question, recommend
 from servesim.study.recommend_text import answer_json, answer_text
 from servesim.study.result import load_result
@@ -105,6 +107,17 @@ def test_a_router_that_knows_prefixes_is_compared_if_requests_share_some() -> No
     assert routers_for("vllm", shared, ())[2:] == ["llm-d"]
     assert routers_for("sglang", shared, ())[2:] == ["sglang-cache-aware"]
     assert routers_for("sglang", shared, ["random", "random"]) == ["random"]
+
+
+def test_apart_the_pools_are_as_large_as_the_share_of_the_time() -> None:
+    """A replica computes prompts of 100 tokens in three quarters of the time."""
+    throughput = 0.75 / load_profile("h200-llama3.1-8b").cost.seconds(Shape(1, 100, 100, 10_000))
+    metrics = {"request_throughput": throughput, "prompt_tokens_computed": 5000.0, "completed": 50.0}
+    one, base = Row(0, {}, "", [{"metrics": metrics}]), {"profile": "h200-llama3.1-8b"}
+    search = FleetSearch(base, 30, one, None, ["round-robin"], lambda *_: pytest.fail("no run"))
+    assert [[pool["replicas"] for pool in pools] for pools in search.splits(8)] == [[5, 3], [6, 2], [7, 1]]
+    assert [[pool["role"] for pool in pools] for pools in search.splits(2)] == [["prefill", "decode"]]
+    assert name_of(Row(0, {"cluster.pools": search.splits(2)[0]}, "", [])) == "1 prefill + 1 decode"
 
 
 @pytest.mark.parametrize(
