@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .recent_blocks import RecentBlocks
-from .router import Asked, Fleet, Memory, Router, Run, least
+from .router import Asked, Fleet, Memory, OwnCounts, Run, least
 
 BLOCK = 4  # characters
 MAX_BLOCKS = 200_000
@@ -24,7 +24,7 @@ class BlockOwners(Memory):
 
 
 @dataclass(frozen=True)
-class AibrixPrefixCache(Router):
+class AibrixPrefixCache(OwnCounts):
     """The best match among replicas that are not too busy; else the least requests."""
 
     imbalance: int = 8  # requests between the busiest and the idlest replica

@@ -22,7 +22,7 @@ class Conductor(DynamoKv):
     """The prefill replica with the least predicted TTFT. It keeps books as Dynamo's router does."""
 
     prefill_per_token: float = 1e-4  # seconds
-    transfer_per_token: float = 1e-5
+    transfer_per_token: float = 1e-5  # seconds
     threshold: float = 2.0  # best prefix / own prefix from which on a replica copies
     ttft_limit: Optional[float] = None  # seconds; a longer prediction refuses the request
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from .router import Asked, Fleet, Memory, Router, Run
+from .router import Asked, Fleet, Memory, OwnCounts, Run
 
 
 class Booked(Memory):
@@ -57,17 +57,21 @@ class Booked(Memory):
 
 
 @dataclass(frozen=True)
-class DynamoKv(Router):
+class DynamoKv(OwnCounts):
     """The least cost, or one drawn by cost with a temperature."""
 
-    overlap_score_credit: float = 1.0
-    overlap_score_credit_decay: float = 0.0
-    prefill_load_scale: float = 1.0
-    decode_active_request_weight: float = 0.0
-    router_temperature: float = 0.0
-    block_size: int = 16
+    overlap_score_credit: float = 1.0  # weight of blocks that the replica has
+    overlap_score_credit_decay: float = 0.0  # a replica with more prefill work gets less credit
+    prefill_load_scale: float = 1.0  # weight of prefill work
+    decode_active_request_weight: float = 0.0  # weight of active requests
+    router_temperature: float = 0.0  # 0: always the least cost
+    block_size: int = 16  # tokens
     use_kv_events: bool = True  # the replicas send an event for each cached block; False: the router knows what it sent
     router_ttl_secs: float = 120.0  # without events: how long it expects a block to be cached
+
+    @property
+    def reads_caches(self) -> bool:
+        return self.use_kv_events
 
     @property
     def reads_first_tokens(self) -> bool:

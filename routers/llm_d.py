@@ -25,13 +25,13 @@ class BlocksMemory(Memory):
 class LlmD(Router):
     """Weighted scores of the queue, the KV cache, the load and the prefix."""
 
-    queue: float = 2.0
-    kv: float = 2.0
-    prefix: float = 3.0
-    load: float = 0.0
-    block_size_tokens: int = 16
-    max_prefix_blocks: int = 256
-    lru_blocks_per_replica: int = 31250
+    queue: float = 2.0  # weight of the score of waiting requests
+    kv: float = 2.0  # weight of free KV blocks
+    prefix: float = 3.0  # weight of the known part of the text
+    load: float = 0.0  # weight of the load-aware score
+    block_size_tokens: int = 16  # of the text
+    max_prefix_blocks: int = 256  # later blocks do not count
+    lru_blocks_per_replica: int = 31250  # blocks that the router remembers
 
     @property
     def report_interval(self) -> float:
@@ -109,6 +109,10 @@ class LlmD(Router):
 @dataclass(frozen=True)
 class LlmDPrecise(LlmD):
     """The scores of llm-d, with the prefixes that the replicas have: they send an event for each block."""
+
+    @property
+    def reads_caches(self) -> bool:
+        return True
 
     def memory(self, replicas: int) -> Any:
         return Memory(replicas)

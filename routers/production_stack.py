@@ -10,7 +10,7 @@ from functools import lru_cache
 from hashlib import md5
 from typing import Any, Optional
 
-from .router import Asked, Fleet, Memory, Router, Run
+from .router import Asked, Fleet, Memory, OwnCounts, Run
 
 CHUNK = 128  # characters of a node
 CONTROLLER_CHUNK = 256  # tokens of a chunk in the cache controller
@@ -28,7 +28,7 @@ class StatisticsMemory(Memory):
 
 
 @dataclass(frozen=True)
-class LowestRate(Router):
+class LowestRate(OwnCounts):
     """The replica that was sent the fewest requests lately; one without requests first."""
 
     request_stats_window: float = 60.0  # seconds
@@ -147,6 +147,10 @@ class StackKvAware(StackSession):
     """
 
     kv_aware_threshold: int = 2000  # tokens that the replica may miss
+
+    @property
+    def reads_caches(self) -> bool:
+        return True
 
     @property
     def learns(self) -> bool:

@@ -136,6 +136,16 @@ class Router:
         return False
 
     @property
+    def reads_reports(self) -> bool:
+        """Whether a choice depends on what the replicas say about themselves: `reported` changes the memory."""
+        return True
+
+    @property
+    def reads_caches(self) -> bool:
+        """Whether a choice depends on the prefix caches of the replicas (`Fleet.cached`)."""
+        return False
+
+    @property
     def report_interval(self) -> float:
         """Seconds between two reports of the replicas, as the real router gets them."""
         return 0.0
@@ -167,6 +177,16 @@ class Router:
     def reported(self, memory: Any, replicas: Sequence[Replica]) -> None:
         """Remember what the replicas said about themselves."""
         memory.reported = replicas
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(frozen=True)
+class OwnCounts(Router):
+    """A router that knows only what it has sent itself, and which answers have ended."""
+
+    @property
+    def reads_reports(self) -> bool:
+        return False
 
 
 def least(scores: Sequence[float], present: Sequence[int]) -> list[int]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 import yaml
+from servesim.config.cluster import Cluster, Pool
 from servesim.config.registry import about_preset, presets
 from servesim.config.scenario import EngineConfig, Scenario, TraceFile
 from servesim.config.validation import FAMILY_OF, RECORDINGS, VALIDATION, list_policies
@@ -22,6 +23,7 @@ from servesim.core.fields import policy_fields
 from servesim.costs.device_profile import bundled_profiles
 from servesim.engine.rules import rules_of
 from servesim.policies import POLICIES
+from servesim.routers import ROUTERS
 from servesim.runs.metric_table import STATISTICS, TABLE
 from servesim.study.study_keys import SearchFile, SweepFile
 from servesim.traces.export import EXPORTS
@@ -111,6 +113,20 @@ def field_table(kind: type[Policy], without: Set[str]) -> str:
 def preset_table() -> str:
     """Return all presets with their descriptions."""
     return table(("preset", "system and version"), ([f"`{name}`", about_preset(name) or ""] for name in presets()))
+
+
+def router_table() -> str:
+    """Return every router: its rule, what it knows, and its fields."""
+    rows = []
+    for name, kind in ROUTERS.items():
+        router = kind()
+        known = ["first tokens"] if router.reads_first_tokens else []
+        known += ["ends"] if router.learns else []
+        known += [f"reports every {router.report_interval:g} s"] if router.report_interval else []
+        fields = [f"`{field.name}: {to_yaml(field.default).strip('`')}`" + (f" ({field.help})" if field.help else "")
+                  for field in policy_fields(kind).values()]  # fmt: skip
+        rows.append([f"`{name}`", " ".join(docstring(kind).split()), ", ".join(known), "; ".join(fields)])
+    return table(("router", "rule", "learns", "fields, with defaults"), rows)
 
 
 def key_table(model: Any, prefix: str = "") -> Callable[[], str]:
@@ -232,6 +248,9 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "presets": preset_table,
     "scenario-keys": key_table(Scenario),
     "engine-keys": key_table(EngineConfig, "engine."),
+    "cluster-keys": key_table(Cluster, "cluster."),
+    "pool-keys": key_table(Pool),
+    "routers": router_table,
     "trace-keys": key_table(TraceFile, "trace."),
     "sweep-keys": key_table(SweepFile),
     "search-keys": key_table(SearchFile),

@@ -7,7 +7,7 @@ from typing import Any, Optional, Union
 from pydantic import Field, field_validator, model_validator
 from servesim.core import BadInput
 from servesim.core.fields import check_fields, policy_fields
-from servesim.core.limits import MAX_RANKS, MAX_SECONDS
+from servesim.core.limits import MAX_NUMBER, MAX_RANKS, MAX_SECONDS
 from servesim.files.checked import Int, Keys, Number
 from servesim.files.read import did_you_mean, quote, show_path
 from servesim.routers import ROUTERS, Router
@@ -25,6 +25,9 @@ class Pool(Keys):
     profile: Optional[Union[str, Tree]] = Field(None, description="step costs of these replicas")
     policy: Optional[Union[str, Tree]] = Field(None, description="policy, or fields of it, of these replicas")
     engine: Tree = Field({}, description="keys of the engine section that differ")
+    price_per_hour: Optional[Number] = Field(
+        None, ge=0, le=MAX_NUMBER, description="price of one of its devices (default: cluster's)"
+    )
 
     @property
     def changes(self) -> Tree:
@@ -38,15 +41,20 @@ class Cluster(Keys):
 
     replicas: Optional[Int] = Field(None, gt=0, le=MAX_RANKS, description="number of equal replicas (default: 1)")
     pools: list[Pool] = Field([], description="pools of replicas that differ, instead of `replicas`")
-    router: Tree = Field({"name": "round-robin"}, description="name and fields of the router; see `sim policies list`")
+    router: Tree = Field({"name": "round-robin"}, description="name of the router, or name and fields")
     staleness: Optional[Number] = Field(
         None, ge=0, le=MAX_SECONDS, description="seconds between two reports of replicas (default: as the real router)"
+    )
+    price_per_hour: Optional[Number] = Field(
+        None, ge=0, le=MAX_NUMBER, description="price of one device, in any currency"
     )
 
     @field_validator("router", mode="before")
     @classmethod
     def _named(cls, router: Any) -> Any:
-        return {"name": router} if isinstance(router, str) else router
+        if isinstance(router, str):
+            return {"name": router}
+        return {"name": "round-robin", **router} if isinstance(router, dict) else router
 
     @model_validator(mode="after")
     def _one_form(self) -> Cluster:
@@ -66,6 +74,12 @@ class Cluster(Keys):
     def size(self) -> int:
         """The number of replicas."""
         return sum(pool.replicas for pool in self.all_pools)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the replicas, POOL/NUMBER; none if there is only one, which is a server as any other."""
+        names = [f"{pool.name}/{number}" for pool in self.all_pools for number in range(pool.replicas)]
+        return names if len(names) > 1 else []
 
     def make_router(self) -> Router:
         """Return the router object."""

@@ -162,7 +162,8 @@ class FastForward(HeldSteps):
     def run(self, step: Step) -> float:
         loop, server, cohort, plan, held = self.loop, self.server, self.server.cohort, step.plan, self._held
         inbox = loop.inbox
-        hold, held.horizon, past_finish = self._bounds(plan)
+        hold, horizon, past_finish = self._bounds(plan)
+        held.horizon = min(horizon, loop.barrier)
         decided, cold = 0, self.cold_start("decode")
         while True:  # one segment
             self._start_segment(step, cold)
@@ -188,14 +189,15 @@ class FastForward(HeldSteps):
 
     def earliest_end(self, step: Step) -> float:
         """Return a time before which no step of a held plan ends that changes who decodes."""
-        cohort, plan = self.server.cohort, step.plan
+        cohort, plan, flight = self.server.cohort, step.plan, self.server.flight
         live, extra = cohort.size, plan.padding_rows
         costs = self._costs.setdefault(extra, {})
         self._costs_now, self._extra = costs, extra
         cost = costs.get(live)
         if cost is None:
             cost = self._decode_cost(live, extra)
-        if not cost.linear or self._learns or self.loop.inbox.delayed:
+        returns = flight is not None and bool(flight.ends or flight.sampled)  # first or last tokens, before this step
+        if returns or not cost.linear or self._learns or self.loop.inbox.delayed:
             return step.start
         hold, horizon, _ = self._bounds(plan)
         steps = min(hold, cohort.next_finish - cohort.steps)
@@ -337,12 +339,10 @@ class FastForward(HeldSteps):
         """Return the steps that a plan may run, the time limit, and whether it continues when a request finishes."""
         inbox, hold = self.loop.inbox, plan.hold
         steps, until = hold.steps + 1, hold.until
-        if inbox.delayed or inbox.followers:
+        if inbox.delayed or inbox.has_followers:
             steps = self._steps_until_visible(steps)
         horizon = inbox.next_arrival if self._only_arrivals and until is None else self._horizon(until)
-        if self.loop.barrier < horizon:
-            horizon = self.loop.barrier
-        return steps, horizon, hold.past_finish and until is None and not inbox.followers
+        return steps, horizon, hold.past_finish and until is None and not inbox.has_followers
 
     def _learn(self, now: float) -> bool:
         """Let the policy learn from the last step. Return whether its plan still holds."""

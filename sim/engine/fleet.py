@@ -8,7 +8,6 @@ at which another replica may finish one. Times are exact: SimPy orders the event
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from heapq import heappop, heappush
@@ -20,6 +19,7 @@ import simpy
 from servesim.core import BadInput, Request
 from servesim.routers.router import REFUSED, Asked, Router
 from servesim.routers.router import Fleet as View
+from servesim.routers.router import Replica as Reported
 
 from .exact_time import At
 from .replica import CachedTokens, Replica
@@ -47,18 +47,23 @@ class Fleet(Servers):
         self._asked: dict[Any, Asked] = {}  # of the requests in flight, if the router learns
         self._without_token: dict[Any, Request] = {}  # of these, if the router learns of first tokens
         self._random = Random(f"router {seed}")
-        self._coming = sorted((r for r in requests if r.follows is None), key=attrgetter("sent"), reverse=True)
+        self._coming = sorted((r for r in requests if r.follows is None), key=attrgetter("sent"))
+        self._coming.reverse()  # the next one is the last
         self._followers: dict[Any, list[Request]] = {}
-        for request in requests:
+        for serial, request in enumerate(requests):
+            request.serial = serial
             if request.follows is not None:
                 self._followers.setdefault(request.follows, []).append(request)
         self._released: list[tuple[float, int, Request]] = []  # followers, by their arrival
         self._ended: list[tuple[float, Request]] = []
+        self._is_coupled = bool(self._followers)  # what a replica does may bring a request to another one
         self._is_static = not self._followers and not router.learns  # no choice depends on what the replicas do
         for replica in replicas if not self._is_static else ():
             replica.loop.inbox.ended = self._ended
+            replica.loop.inbox.couples = self._is_coupled
             replica.loop.fast_path = False
         self._reported_at = -math.inf
+        self._wakes: list[tuple[float, int]] = []  # heap of the times at which replicas go on, if not coupled
         self._env = simpy.Environment()
         self._router_process: Optional[simpy.Process] = None
         self._replica_processes: list[simpy.Process] = []
@@ -71,10 +76,12 @@ class Fleet(Servers):
                 self._send(self._coming.pop())
         self._replica_processes = [env.process(self._run_replica(number)) for number in range(len(self.replicas))]
         self._router_process = env.process(self._run_router())
-        env.run()
-        self.now = max(replica.loop.now for replica in self.replicas)
-        idle = [self.now - replica.loop.now + replica.idle_s for replica in self.replicas]
-        self.idle_s = sum(idle) / len(idle)  # of a replica on average
+        try:
+            env.run()
+        finally:  # also if a replica is stuck
+            self.now = max([replica.loop.now for replica in self.replicas])
+            idle = [self.now - replica.loop.now + replica.idle_s for replica in self.replicas]
+            self.idle_s = sum(idle) / len(idle)  # of a replica on average
         for replica in self.replicas:
             replica.finish()
         return self.now
@@ -82,21 +89,45 @@ class Fleet(Servers):
     def _run_router(self) -> Generator[simpy.Event, Any, None]:
         while True:
             time = self._next_arrival()
+            if time == math.inf and not self._is_coupled:
+                for process in self._replica_processes:
+                    process.interrupt()  # nothing comes any more
+                return
             yield from self._sleep(time)
             if time > self._next_arrival():
                 continue  # a request that follows another one comes earlier
+            self._catch_up(time)
             self._tell_router(time)
             while self._next_arrival() <= time:
-                number = self._send(self._pop())
-                self._replica_processes[number].interrupt()
+                self._wake(self._send(self._pop()))
 
     def _run_replica(self, number: int) -> Generator[simpy.Event, Any, None]:
         replica = self.replicas[number]
         while True:
+            replica.loop.expects = self._next_arrival() < math.inf
             time = replica.run_until(self._horizon(number))
             if self._followers:
                 self._release()
-            yield from self._sleep(time)
+            yield from self._sleep(time if self._is_coupled else math.inf)
+
+    def _catch_up(self, now: float) -> None:
+        """Run the replicas that may have changed something up to now. In a coupled fleet, they have run by themselves.
+
+        So a replica needs no event of SimPy for each of its steps.
+        """
+        wakes = self._wakes
+        while wakes and wakes[0][0] < now:
+            time, number = heappop(wakes)
+            replica = self.replicas[number]
+            if time == replica.wakes_at:  # otherwise it has run since
+                heappush(wakes, (replica.run_until(now), number))
+
+    def _wake(self, number: int) -> None:
+        """Let a replica go on, which has got a request or has run."""
+        if self._is_coupled:
+            self._replica_processes[number].interrupt()
+        else:
+            heappush(self._wakes, (self.replicas[number].wakes_at, number))
 
     def _sleep(self, time: float) -> Generator[simpy.Event, Any, None]:
         """Wait until a time, or until an interrupt."""
@@ -110,8 +141,7 @@ class Fleet(Servers):
         if not self._followers:
             return arrival
         others = [other.wakes_at for place, other in enumerate(self.replicas) if place != number]
-        own = math.nextafter(self.replicas[number].wakes_at, math.inf)
-        return min(arrival, max(min(others, default=math.inf), own))
+        return min(arrival, max(min(others, default=math.inf), math.nextafter(self._env.now, math.inf)))
 
     def _next_arrival(self) -> float:
         """Return when the next request that is known reaches the router."""
@@ -125,6 +155,10 @@ class Fleet(Servers):
 
     def _send(self, request: Request) -> int:
         """Let the router choose a replica, and send the request to it."""
+        if self.router.reads_caches:
+            for number, replica in enumerate(self.replicas):
+                replica.catch_up(request.sent)
+                self._wake(number)
         asked = self._ask(request)
         view = View(request.sent, self.present, self.memory, CachedTokens(self.replicas, request))
         number = self.router.route(asked, view, self._random)
@@ -148,15 +182,25 @@ class Fleet(Servers):
             self._tell_first_tokens(now)
         ended = self._ended
         if ended:
-            ended.sort(key=lambda end: end[0])
-            known = bisect_right([time for time, _ in ended], now)
-            for _, request in ended[:known]:
+            known = [end for end in ended if end[0] <= now]
+            known.sort(key=_time_of)
+            for _, request in known:
                 router.ended(memory, self._asked.pop(request.id), self.replica_of[request.id])
                 self._without_token.pop(request.id, None)
-            del ended[:known]
-        if now - self._reported_at >= self.staleness:
+            ended[:] = [end for end in ended if end[0] > now]
+        if router.reads_reports and now - self._reported_at >= self.staleness:
             self._reported_at = now
-            router.reported(memory, [replica.report() for replica in self.replicas])
+            router.reported(memory, self._reports(now))
+
+    def _reports(self, now: float) -> list[Reported]:
+        """Return what the replicas say about themselves. A request that ends with the step of now still runs."""
+        reports = [replica.report(now) for replica in self.replicas]
+        for _, request in self._ended:
+            number = self.replica_of[request.id]
+            reports[number] = reports[number]._replace(running=reports[number].running + 1)
+        for number in range(len(self.replicas)):
+            self._wake(number)
+        return reports
 
     def _tell_first_tokens(self, now: float) -> None:
         started = [request for request in self._without_token.values() if (request.first_token or math.inf) <= now]
@@ -173,3 +217,7 @@ class Fleet(Servers):
                 heappush(self._released, (follower.sent, follower.serial, follower))
         if self._next_arrival() < first and self._router_process is not None:
             self._router_process.interrupt()
+
+
+def _time_of(end: tuple[float, Request]) -> float:
+    return end[0]

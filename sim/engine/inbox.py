@@ -27,8 +27,9 @@ class Inbox:
     """Requests on their way to a server."""
 
     __slots__ = (
-        "_coming", "_direct", "_next", "_next_serial", "_open", "_released", "client_delay", "delayed", "end_lag",
-        "ended", "followers", "lag", "next_arrival", "per_request", "per_token", "reports_ends", "seconds", "timeout",
+        "_coming", "_direct", "_next", "_next_serial", "_open", "_released", "client_delay", "couples", "delayed",
+        "end_lag", "ended", "followers", "lag", "next_arrival", "per_request", "per_token", "reports_ends", "seconds",
+        "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -68,6 +69,7 @@ class Inbox:
         self._released: list[tuple[float, int, Request]] = []  # followers whose predecessor has finished
         self.reports_ends = bool(self.followers)
         self.ended: Optional[list[tuple[float, Request]]] = None  # in a fleet: when requests ended, for the router
+        self.couples = False  # in a fleet: an end here may bring a request at the router
         self.delayed: deque[tuple[int, Request]] = deque()  # (ended calls at which it becomes visible, request)
         self.next_arrival = self._arrival(0)
 
@@ -104,9 +106,7 @@ class Inbox:
         self._update_next_arrival()
 
     def send(self, request: Request) -> None:
-        """Add a request of a router. It comes after those before it."""
-        request.serial = self._next_serial
-        self._next_serial += 1
+        """Add a request of a router. It comes after those before it and keeps its serial."""
         if self.per_request or self.per_token:
             before = self._coming[-1].arrival if self._coming else -math.inf
             request.arrival = max(before, request.sent) + self._work(request)
@@ -146,6 +146,11 @@ class Inbox:
         while self.next_timeout() <= now:
             gone.append(heappop(self._open)[2])
         return gone
+
+    @property
+    def has_followers(self) -> bool:
+        """Whether a request waits for the end of another one, here or at the router."""
+        return self.couples or bool(self.followers)
 
     def unreleased(self) -> list[Request]:
         """Return the requests whose predecessor has not finished or does not exist."""

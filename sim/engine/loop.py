@@ -74,6 +74,8 @@ class Loop:
         self.barrier = math.inf  # in a fleet: held steps run up to this time, after which a request may come
         self.held: Optional[Step] = None  # in a fleet: a decided step of a held plan that has not run
         self.in_fleet = False
+        self.expects = False  # in a fleet: the router may send more requests
+        self.sleeps = False  # the next decision is at the next arrival, if that is earlier than the time given
         self.calls = 0  # model calls that have ended
         self._idle = True  # no model call has run since the last wait
         self._steps_without_call = 0  # steps since the last call or wait
@@ -225,7 +227,7 @@ class Loop:
             return None
         wake_at = self.now + self.empty_step
         if server.idle():
-            wake_at = max(wake_at, self.inbox.next_arrival)
+            wake_at = max(wake_at, min(self.inbox.next_arrival, self.barrier))
         if self.observers and (step.has_moves or not server.idle()):
             self._polled.append(step)
         if server.flight.end <= wake_at:
@@ -240,8 +242,9 @@ class Loop:
         inf: there is no event any more.
         """
         moved, next_arrival = step.has_moves or step.plan.state != state, self.inbox.next_arrival
-        is_idle = self.server.idle()
-        polls = self._polls and (not is_idle or (step.has_moves and next_arrival < math.inf))
+        is_idle, self.sleeps = self.server.idle(), False
+        more = next_arrival < math.inf or self.expects
+        polls = self._polls and (not is_idle or (step.has_moves and more))
         if moved or polls:
             self._notify_no_call(step, self.now)
         elif not self.inbox.delayed:
@@ -251,7 +254,7 @@ class Loop:
         if polls:
             self._report_all(self.now)
         self._steps_without_call += 1
-        if self._steps_without_call >= MAX_STEPS_WITHOUT_CALL and not (polls and next_arrival < math.inf):
+        if self._steps_without_call >= MAX_STEPS_WITHOUT_CALL and not (polls and more):
             steps = f"{MAX_STEPS_WITHOUT_CALL} steps"
             if polls:
                 raise self.stuck(f"no progress, {steps} without a model call", "returned no work")
@@ -262,7 +265,7 @@ class Loop:
 
     def _go_idle(self, plan: Plan, now: float) -> float:
         """Report finished requests and return the time of the next event (inf: none)."""
-        self._idle, self._steps_without_call = True, 0
+        self._idle, self.sleeps, self._steps_without_call = True, True, 0
         self._report_all(now)
         times = [time for time in (plan.hold.until, self.server.next_promotion()) if time is not None]
         if self._times_out:
@@ -339,7 +342,7 @@ class Loop:
     @property
     def has_pending_followers(self) -> bool:
         """Whether a finished request, whose client has not seen the end yet, may release followers."""
-        return bool(self._unreported and self.inbox.followers)
+        return bool(self._unreported) and self.inbox.has_followers
 
     def _report_all(self, now: float) -> None:
         unreported, self._unreported = self._unreported, []

@@ -18,18 +18,19 @@ from .loop import Loop
 from .server import Server
 from .texts import Text
 
+NO_ENDS: list[tuple[float, Request]] = []
+
 
 class Replica:
     """The loop of one server in a fleet."""
 
-    __slots__ = ("_bound", "_fast_forward", "_reported", "idle_s", "loop", "sent", "wakes_at")
+    __slots__ = ("_bound", "_fast_forward", "idle_s", "loop", "sent", "wakes_at")
 
     def __init__(self, loop: Loop, fast_forward: Any) -> None:
         self.loop = loop
         loop.in_fleet = True
         self._fast_forward = fast_forward  # None: every step runs alone
         self._bound = 0.0  # held steps change nothing before this time
-        self._reported = (-math.inf, Reported())
         self.wakes_at = 0.0  # when it may change something next
         self.idle_s = 0.0  # seconds without a model call
         self.sent = 0  # requests
@@ -37,20 +38,31 @@ class Replica:
     def send(self, request: Request) -> None:
         """Add a request that the router sends now."""
         self.sent += 1
-        self.loop.inbox.send(request)
+        inbox = self.loop.inbox
+        inbox.send(request)
+        if inbox.next_arrival < self.wakes_at and (self.loop.sleeps or self.loop.held is not None):
+            self.wakes_at = inbox.next_arrival
 
     def run_until(self, horizon: float) -> float:
-        """Run all steps that are decided before a time. Return when something may change next; inf: at a request."""
-        loop = self.loop
+        """Run all steps that are decided before a time. Return when something may change next; inf: at a request.
+
+        If an end may bring a request, it is the last step.
+        """
+        loop, inbox = self.loop, self.loop.inbox
+        ended, ends = (inbox.ended, len(inbox.ended)) if inbox.couples and inbox.ended is not None else (NO_ENDS, 0)
         loop.barrier = horizon
         while True:
+            if len(ended) > ends:
+                self.wakes_at = self._next_decision() if loop.held is None else self._bound
+                return self.wakes_at
             held = loop.held
             if held is not None:
-                if loop.inbox.next_arrival == math.inf and self._bound >= horizon:
+                if inbox.next_arrival == math.inf and self._bound >= horizon:
                     self.wakes_at = self._bound
                     return self._bound
                 loop.held = None
                 loop.run_held(held)
+                self.wakes_at = loop.now
                 continue
             time = self._next_decision()
             if time >= horizon:
@@ -61,6 +73,7 @@ class Replica:
 
     def _step(self) -> None:
         loop = self.loop
+        loop.sleeps = False
         next_event = loop.step()
         if loop.held is not None:
             self._bound = self._fast_forward.earliest_end(loop.held)
@@ -68,7 +81,10 @@ class Replica:
 
     def _next_decision(self) -> float:
         """Return when the next step is decided."""
-        return max(self.loop.now, min(self.wakes_at, self.loop.inbox.next_arrival))
+        time = self.wakes_at
+        if self.loop.sleeps:
+            time = min(time, self.loop.inbox.next_arrival)
+        return max(self.loop.now, time)
 
     def _wait(self, time: float) -> None:
         if time > self.loop.now:
@@ -84,8 +100,15 @@ class Replica:
     def server(self) -> Server:
         return self.loop.server
 
-    def report(self) -> Reported:
-        """Return what the replica says about itself."""
+    def catch_up(self, now: float) -> None:
+        """Run the held steps that are decided before now."""
+        while self.loop.held is not None:
+            self._bound = -math.inf
+            self.run_until(now)
+
+    def report(self, now: float) -> Reported:
+        """Return what the replica says about itself, with the results of the step that runs now."""
+        self.catch_up(now)
         server = self.loop.server
         pool = server.pool
         return Reported(len(server.waiting) + len(server.swapped), len(server.running), pool.held / max(1, pool.total))

@@ -17,10 +17,10 @@ class Servers:
         self.server, self.policy = first.server, first.policy
         self.now = 0.0
         self.idle_s = 0.0  # seconds without a model call
+        caches = [loop.server.prefix_cache for loop in loops if loop.server.prefix_cache is not None]
+        self.caches = caches  # the first gets the counts of all
         for loop in loops:
             loop.server.token_gaps = first.server.token_gaps
-            if loop.server.prefix_cache is not None and first.server.prefix_cache is not None:
-                loop.server.prefix_cache.stats = first.server.prefix_cache.stats
 
     def run(self) -> float:
         """Run until all requests are done. Return the time."""
@@ -32,10 +32,11 @@ class Servers:
         return sum([loop.calls for loop in self.loops])
 
     def add_totals(self) -> dict[str, KindTotals]:
-        """Add KV use and waits of all servers to those of the first; return what the model calls computed."""
+        """Add waits and counts of the caches to those of the first; return what the model calls computed."""
         work = self.server.work.by_kind()
+        for cache in self.caches[1:]:
+            self.caches[0].add_counts(cache)
         for loop in self.loops[1:]:
-            self.server.kv_use.add(loop.server.kv_use)
             self.server.waits.add(loop.server.waits, self.now)
             for kind, sums in loop.server.work.by_kind().items():
                 work[kind].add(sums)

@@ -35,7 +35,7 @@ RATE_FACTORS = (0.25, 0.5, 0.75, 1.25, 1.5, 2.0)  # times the request rate, whic
 TABLE = (
     "makespan", "output_throughput", "request_throughput", "request_goodput", "mean_ttft_ms", "p99_ttft_ms",
     "mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms", "p99_e2el_ms", "failed", "preemptions", "peak_kv_usage",
-    "prefix_hit_rate",
+    "prefix_hit_rate", "busy_imbalance", "request_imbalance",
 )  # fmt: skip
 TIMES = (
     ("waiting", "Waiting requests", "requests"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable, Optional
 
 from servesim.config.cluster import Cluster
 from servesim.config.scenario import Scenario, scenario_of_pool
@@ -16,28 +16,32 @@ from servesim.routers.router import CHARACTERS_PER_TOKEN, Asked
 
 from .build import build_simulation
 
+TextOf = Callable[[Request], str]  # the prompt of a request
 HTTP_BODY = 300  # bytes of a request beside its prompt: model, limits, headers of the message
 
 
 class RouterTexts:
     """Requests as a router sees them. Equal pieces of prompts have equal numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self, text_of: Optional[TextOf] = None) -> None:
+        self._text_of = text_of  # the characters that a client sends; None: pieces of texts
         self._numbers: dict[Any, int] = {}  # name of a text -> its number
 
     def __call__(self, request: Request) -> Asked:
+        size = CHARACTERS_PER_TOKEN * request.prompt + HTTP_BODY
+        if self._text_of is not None:
+            return Asked(request.id, self._text_of(request), request.prompt, request.session, size)
         pieces = [(("own", request.id), request.prompt)] if request.content is None else request.content.pieces
         numbers = self._numbers
         numbered = [(numbers.setdefault(name, len(numbers)), CHARACTERS_PER_TOKEN * tokens) for name, tokens in pieces]
-        size = CHARACTERS_PER_TOKEN * request.prompt + HTTP_BODY
         return Asked(request.id, None, request.prompt, request.session, size, numbered)
 
 
 def build_fleet(
     scenario: Scenario, cluster: Cluster, requests: Sequence[Request], observers: Sequence[Any], fast_forward: bool,
-    profile: Profile,
+    profile: Profile, text_of: Optional[TextOf] = None,
 ) -> tuple[Fleet, list[SimulatedClock]]:  # fmt: skip
-    """Return the replicas of a scenario behind their router, and their clocks."""
+    """Return the replicas of a scenario behind their router, and their clocks; `text_of`: texts of real prompts."""
     replicas: list[Replica] = []
     clocks = []
     for pool in cluster.all_pools:
@@ -46,9 +50,10 @@ def build_fleet(
         for _ in range(pool.replicas):
             own = server.model_copy(update={"seed": scenario.seed + len(replicas)})  # each has noise of its own
             loop, clock = build_simulation(own, [], observers, fast_forward, of_pool)
+            loop.server.name = cluster.names[len(replicas)] if cluster.size > 1 else ""
             replicas.append(Replica(loop, loop.fast_forward))
             clocks.append(clock)
     router = cluster.make_router()
     staleness = router.report_interval if cluster.staleness is None else cluster.staleness
-    fleet = Fleet(replicas, router, requests, RouterTexts(), scenario.seed, staleness)
+    fleet = Fleet(replicas, router, requests, RouterTexts(text_of), scenario.seed, staleness)
     return fleet, clocks

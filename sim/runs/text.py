@@ -11,6 +11,8 @@ from .intervals import describe_intervals, format_interval
 from .leading import leading_metrics
 from .metric_table import format_quantity, metric_title, metrics_in, percentile_name, unit_of
 from .notes import note
+from .prices import COSTS
+from .replicas import replica_lines
 from .request_rows import STATES
 from .run_warnings import source_notes
 
@@ -39,6 +41,8 @@ def title_line(title: str, fill: str = "-") -> str:
 def show_run(run: Run, percentiles: Sequence[float] = SHOWN_PERCENTILES) -> str:
     lines = [title_line(" Serving Benchmark Result (simulated) ", "="), *benchmark(run, percentiles)]
     lines += [title_line(" Simulator-only metrics "), *simulator_metrics(run)]
+    if run.replicas is not None:
+        lines += [title_line(" Replicas "), *fleet_lines(run)]
     if run.intervals is not None:
         lines += [title_line(f" {100 * run.intervals['confidence']:g} % intervals "), *interval_lines(run)]
     lines += ["=" * WIDTH, *filter(None, [leading_line(run), run.limit_metrics.get("limit_text")])]
@@ -120,6 +124,19 @@ def leading_line(run: Run) -> str:
     return f"result: {', '.join(texts)}" if texts else ""
 
 
+def fleet_lines(run: Run) -> list[str]:
+    """Return the metrics of a fleet, and a table of its replicas."""
+    result, cluster = run.result(), run.scenario.cluster
+    assert cluster is not None
+    return [
+        line("Replicas:", len(result["replicas"])),
+        line("Router:", cluster.router["name"]),
+        line("Busiest replica / mean, time in calls:", result["busy_imbalance"]),
+        line("Most requests of a replica / mean:", result["request_imbalance"]),
+        *replica_lines(result["replicas"]),
+    ]
+
+
 def cache_lines(result: Mapping[str, Any]) -> list[str]:
     """Return what a prefix cache has saved."""
     if not result.get("prefix_cache_hits"):
@@ -135,7 +152,7 @@ def cache_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def utilisation_lines(result: Mapping[str, Any]) -> list[str]:
-    """Return MFU, MBU and energy of a run, and of each kind of step."""
+    """Return MFU, MBU, energy and costs of a run, and MFU and MBU of each kind of step."""
     lines = []
     if result["mfu"] is not None:
         kinds = result["utilisation"]
@@ -143,7 +160,8 @@ def utilisation_lines(result: Mapping[str, Any]) -> list[str]:
         lines += [line(f"  {kind} steps:", percentages(row)) for kind, row in kinds.items() if row["mfu"] is not None]
     if result["energy"] is not None:
         lines.append(line("Energy per 1,000 output tokens (J):", result["energy"]))
-    return lines
+    costs = [name for name in COSTS if name in result]
+    return [*lines, *(line(f"{metric_title(name)}:", result[name]) for name in costs)]
 
 
 def percentages(row: Mapping[str, Any]) -> str:

@@ -279,6 +279,30 @@ def test_the_page_executes_no_policy_file(server: ExploreServer, tmp_path: Path)
 @pytest.mark.parametrize(
     "settings",
     [
+        {"cluster.router": "{file}:Mine"},
+        {"cluster.router.name": "{file}:Mine"},
+        {"cluster": "{{router: '{file}:Mine'}}"},
+        {"cluster.pools": "[{{name: a, policy: '{file}:Mine'}}]"},
+        {"cluster.pools": "[{{name: a}}, {{name: b, policy: {{name: '{file}:Mine'}}}}]"},
+        {"cluster.pools": "[{{name: a, policy: engine}}]"},
+    ],
+)
+def test_the_page_executes_no_router_and_no_policy_of_a_pool(
+    scenario: Path, tmp_path: Path, settings: dict[str, str]
+) -> None:
+    (tmp_path / "mine.py").write_text(POLICY_FILE)
+    named = {key: text.format(file=tmp_path / "mine.py") for key, text in settings.items()}
+    with pytest.raises(BadInput, match=r"^cluster\.\S+: .*the page executes only code that its scenario file names"):
+        Origin(str(scenario)).tree(Choice(settings=named))
+    own = tmp_path / "own.yaml"
+    own.write_text(f"cluster: {{router: {tmp_path}/mine.py:Mine}}\nworkload: {{contest: {{X: 20, T: 1}}}}\n")
+    assert Origin(str(own)).tree(Choice(settings={"cluster.replicas": "2"}))["cluster"]["replicas"] == 2
+    assert not (tmp_path / "mine.executed").exists()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
         {"policy.scheduler_cls": "other.py:Evil"},
         {"policy.scheduler_cls": "os.path.Evil"},
         {"policy.flags": "[[scheduler_cls, other.py:Evil]]"},
