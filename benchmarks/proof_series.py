@@ -18,12 +18,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import servesim
+from proof_intervals import DRAWS, NO_LIMITS
 from proof_rows import Row, table
 from servesim.calibrate.imports.cost_tables import import_layers
 from servesim.costs.derivation import Setting, derive_profile, setting_of
 from servesim.costs.device_profile import load_profile, write_profile
 from servesim.costs.parts import MixedPart, PartsCost
 from servesim.costs.public_models import find_device, find_model
+from servesim.costs.uncertainty import MODEL_SPREAD, TTFT_SPREAD
 
 SET, EXPERTS = "ispass26: layer times", "layer profile: experts on two GPUs"
 ONCE = ("embedding", "final_layernorm")  # of a step; the other layers are in each transformer layer
@@ -61,6 +63,8 @@ RUNS = (
     Series("H100/SD+PC", "Llama-3.1-70B", "H100", degree=4),
     Series("H100/SD", "Llama-3.1-70B", "H100", degree=4, caching=False),
 )
+Figure = tuple[str, float, float, dict[str, float], tuple[Any, Any]]  # quantity, measured, ours, of others, interval
+ABOUT = {"name": "layers", "uncertainty": {"session": MODEL_SPREAD, "ttft": TTFT_SPREAD}}  # as imports have
 
 
 def predict_series(data: Path) -> list[Row]:
@@ -75,16 +79,16 @@ def predict_series(data: Path) -> list[Row]:
         tables = folder / "profile" / f"{series.device}-{series.model}-tp{series.degree}" / "layers.csv.gz"
         policy = {**SCHEDULER, **OLD, "enable_prefix_caching": series.caching}
         with tempfile.TemporaryDirectory() as scratch:
-            write_profile(Path(scratch) / "profile", {"name": "layers"}, cost_of(series, table(tables)))
+            write_profile(Path(scratch) / "profile", ABOUT, cost_of(series, table(tables)))
             run = simulate(table(folder / "workloads" / "dense.csv.gz"), Path(scratch), policy,
                             series.replicas)  # fmt: skip
         assumed = SYNCHRONOUS + (ALTERNATE if series.replicas > 1 else "")
-        for quantity, measured, predicted, others in (
+        for quantity, measured, predicted, others, interval in (
             *series_figures(folder, series, run),
             *mean_figures(means[series.run], run, rivals),
         ):
-            rows.append(Row(SET, series.run, quantity, measured, predicted, CALIBRATED, others, assumed,
-                            EAGER))  # fmt: skip
+            rows.append(Row(SET, series.run, quantity, measured, predicted, CALIBRATED, others, assumed, EAGER,
+                            interval))  # fmt: skip
     return rows
 
 
@@ -131,10 +135,11 @@ def simulate(requests: Sequence[Mapping[str, str]], scratch: Path, policy: Mappi
         profile=scratch / "profile",
         settings={"cluster.replicas": replicas},
         decisions=True,
+        intervals=DRAWS,
     )
 
 
-def series_figures(folder: Path, series: Series, run: Any) -> list[tuple[str, float, float, dict[str, float]]]:
+def series_figures(folder: Path, series: Series, run: Any) -> list[Figure]:
     """Return the mean difference of tokens in each second, and the last second with tokens."""
     path = folder / "series" / f"{series.run.replace('/', '_')}.csv"
     if not path.is_file():
@@ -148,8 +153,8 @@ def series_figures(folder: Path, series: Series, run: Any) -> list[tuple[str, fl
     ends = {name: float(np.flatnonzero(values)[-1]) for name, values in zip(names, (measured, theirs, ours))}
     differences = [mean + float(np.abs(values - measured).sum()) / len(lines) for values in (theirs, ours)]
     return [
-        ("tok/s, plus the mean difference of a second", mean, differences[1], {names[1]: differences[0]}),
-        ("last second with tokens", ends["measured"], ends["ours"], {names[1]: ends[names[1]]}),
+        ("tok/s, plus the mean difference of a second", mean, differences[1], {names[1]: differences[0]}, NO_LIMITS),
+        ("last second with tokens", ends["measured"], ends["ours"], {names[1]: ends[names[1]]}, NO_LIMITS),
     ]
 
 
@@ -161,16 +166,22 @@ def tokens_by_second(run: Any, seconds: int) -> Any:
 
 def mean_figures(
     means: Mapping[str, str], run: Any, rivals: Mapping[tuple[str, str], dict[str, float]]
-) -> list[tuple[str, float, float, dict[str, float]]]:
+) -> list[Figure]:
     """Return the means that are published for a run with one server."""
     columns = {"tok/s": ("throughput_tok_s", "throughput_tok_s", "output_throughput"),
                "TTFT mean": ("ttft_mean_ms", "mean_ttft_ms", "mean_ttft_ms"),
                "TPOT mean": ("tpot_mean_ms", "mean_tpot_ms", "mean_tpot_ms")}  # fmt: skip
     return [
-        (quantity, float(means[column]), float(run.metrics[own]), rivals[means["run"], metric])
+        (quantity, float(means[column]), float(run.metrics[own]), rivals[means["run"], metric], mean_limits(run, own))
         for quantity, (column, metric, own) in columns.items()
         if means[column]
-    ]
+    ]  # fmt: skip
+
+
+def mean_limits(run: Any, metric: str) -> tuple[Any, Any]:
+    """Return the interval of a mean."""
+    limits: tuple[Any, Any] = run.metrics["intervals"]["metrics"].get(metric, NO_LIMITS)
+    return limits
 
 
 def predict_qwen(data: Path) -> list[Row]:
@@ -185,12 +196,13 @@ def predict_qwen(data: Path) -> list[Row]:
         import_layers(scratch / "tables", scratch / "profile", QWEN_LAYERS, experts=(LOCAL_EXPERTS, PER_TOKEN))
         run = simulate(requests, scratch, {**SCHEDULER, "version": "0.19.0"}, 2)
     done = run.requests
-    figures = {"E2E mean": ("e2e_mean_ms", done.e2el), "TTFT mean": ("ttft_mean_ms", done.ttft),
-               "TPOT mean": ("tpot_mean_ms", done.tpot)}  # fmt: skip
+    figures = {"E2E mean": ("e2e_mean_ms", "mean_e2el_ms", done.e2el),
+               "TTFT mean": ("ttft_mean_ms", "mean_ttft_ms", done.ttft),
+               "TPOT mean": ("tpot_mean_ms", "mean_tpot_ms", done.tpot)}  # fmt: skip
     return [
         Row(EXPERTS, f"2 x RTX PRO 6000, {QWEN}", quantity, float(measured[column]), 1e3 * float(seconds.mean()),
-            "layer profile", {"LLMServingSim": float(rival[column])}, LINK, LOCKSTEP)
-        for quantity, (column, seconds) in figures.items()
+            "layer profile", {"LLMServingSim": float(rival[column])}, LINK, LOCKSTEP, mean_limits(run, own))
+        for quantity, (column, own, seconds) in figures.items()
     ]  # fmt: skip
 
 

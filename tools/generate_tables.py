@@ -36,12 +36,14 @@ from commands import reference
 from contest_table import HEAD as CONTEST_HEAD
 from contest_table import contest_rows
 from proof_table import (
+    COVERAGE_HEAD,
     EXPECTED_HEAD,
     NOTE_HEAD,
     OTHERS_HEAD,
     SINGLE_HEAD,
     SUMMARY_HEAD,
     TARGET_HEAD,
+    coverage_rows,
     expected_rows,
     note_rows,
     others_rows,
@@ -267,6 +269,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "proof-expected": lambda: table(EXPECTED_HEAD, expected_rows()),
     "proof-others": lambda: table(OTHERS_HEAD, others_rows()),
     "proof-summary": lambda: table(SUMMARY_HEAD, summary_rows()),
+    "proof-coverage": lambda: table(COVERAGE_HEAD, coverage_rows()),
     "proof-targets": lambda: table(TARGET_HEAD, target_rows()),
     "proof-notes": lambda: table(NOTE_HEAD, note_rows()),
     "proof-runs": lambda: table(SINGLE_HEAD, single_rows()),

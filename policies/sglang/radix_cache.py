@@ -152,6 +152,11 @@ class RadixCache(KvCache):
         self.pool.evictable += given
         return given
 
+    def find_cached(self, request: Request) -> tuple[int, int]:
+        text = self.text_of(request)
+        blocks = 0 if text is None else self.find(text, self.most_cached_blocks(request))[1]
+        return blocks * self.pool.block_size, blocks
+
     def look_up(self, request: Request, tokens: int) -> None:
         text = self.text_of(request)
         if text is not None:

@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Union
+from typing import Any, Literal, Optional, Union
 
 from pydantic import Field, field_validator, model_validator
 from servesim.core import BadInput
 from servesim.core.fields import check_fields, policy_fields
 from servesim.core.limits import MAX_NUMBER, MAX_RANKS, MAX_SECONDS
-from servesim.files.checked import Int, Keys, Number
+from servesim.files.checked import ByteSize, Int, Keys, Number
 from servesim.files.read import did_you_mean, quote, show_path
 from servesim.routers import ROUTERS, Router
 
 from .layers import Tree
 from .registry import convert
 from .user_code import class_line, error_text, is_user_class, load_file, names_file, user_line
+
+
+class Transfer(Keys):
+    """How KV comes from a prefill pool to a decode pool. The defaults were measured with Mooncake and 8 x CX7 RoCE."""
+
+    latency: Number = Field(0.00038, ge=0, le=MAX_SECONDS, description="seconds of a copy beside its bytes")
+    bandwidth: ByteSize = Field(146_000_000_000, description="bytes per second between two replicas, such as 25GB")
+    token_bytes: Optional[ByteSize] = Field(None, description="bytes of the KV of a token (default: of the model)")
+    link: Literal["none", "shared", "per_pair"] = Field(
+        "none", description="copies that wait for each other: none, all (shared), those of a pair of replicas"
+    )
+    layerwise: bool = Field(False, description="copy each layer as soon as it is computed")
+    choose: Optional[Literal["prefill_first", "decode_first"]] = Field(
+        None, description="decode replica chosen after the prefill, or at arrival (default: as the engine)"
+    )
+    min_uncached_tokens: Optional[Int] = Field(
+        None, ge=0, description="fewer uncached prompt tokens are computed by the decode replica; 0: always"
+    )
+    timeout: Optional[Number] = Field(
+        None, gt=0, le=MAX_SECONDS, description="seconds until a side that waits gives up (default: never)"
+    )
+    on_timeout: Literal["fail", "recompute"] = Field("fail", description="what happens to such a request")
 
 
 class Pool(Keys):
@@ -28,6 +50,7 @@ class Pool(Keys):
     price_per_hour: Optional[Number] = Field(
         None, ge=0, le=MAX_NUMBER, description="price of one of its devices (default: cluster's)"
     )
+    role: Literal["both", "prefill", "decode"] = Field("both", description="what these replicas compute")
 
     @property
     def changes(self) -> Tree:
@@ -42,6 +65,8 @@ class Cluster(Keys):
     replicas: Optional[Int] = Field(None, gt=0, le=MAX_RANKS, description="number of equal replicas (default: 1)")
     pools: list[Pool] = Field([], description="pools of replicas that differ, instead of `replicas`")
     router: Tree = Field({"name": "round-robin"}, description="name of the router, or name and fields")
+    decode_router: Tree = Field({"name": "round-robin"}, description="router of the decode pools, if there are some")
+    transfer: Transfer = Field(Transfer(), description="copies of KV from prefill to decode pools")
     staleness: Optional[Number] = Field(
         None, ge=0, le=MAX_SECONDS, description="seconds between two reports of replicas (default: as the real router)"
     )
@@ -49,7 +74,7 @@ class Cluster(Keys):
         None, ge=0, le=MAX_NUMBER, description="price of one device, in any currency"
     )
 
-    @field_validator("router", mode="before")
+    @field_validator("router", "decode_router", mode="before")
     @classmethod
     def _named(cls, router: Any) -> Any:
         if isinstance(router, str):
@@ -63,6 +88,9 @@ class Cluster(Keys):
         names = [pool.name for pool in self.pools]
         if len(set(names)) < len(names):
             raise ValueError("pools with different names")
+        roles = {pool.role for pool in self.pools}
+        if roles - {"both"} and roles != {"prefill", "decode"}:
+            raise ValueError("pools of role prefill and of role decode, or no roles")
         return self
 
     @property
@@ -81,9 +109,18 @@ class Cluster(Keys):
         names = [f"{pool.name}/{number}" for pool in self.all_pools for number in range(pool.replicas)]
         return names if len(names) > 1 else []
 
+    @property
+    def is_apart(self) -> bool:
+        """Whether prefill and decode run on different replicas."""
+        return any(pool.role == "decode" for pool in self.pools)
+
     def make_router(self) -> Router:
         """Return the router object."""
         return make_router(self.router, "cluster.router")
+
+    def make_decode_router(self) -> Router:
+        """Return the router object of the decode pools."""
+        return make_router(self.decode_router, "cluster.decode_router")
 
 
 def make_router(settings: Tree, key: str) -> Router:

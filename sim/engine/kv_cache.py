@@ -102,6 +102,10 @@ class KvCache:
         """Return how many of the first tokens of a text are cached now. Nothing counts as used."""
         return 0
 
+    def find_cached(self, request: Request) -> tuple[int, int]:
+        """Return the cached tokens of a request that has not run here, and which of their blocks no request holds."""
+        return 0, 0
+
     def look_up(self, request: Request, tokens: int) -> None:
         """Note that the engine has looked up the first tokens of a request."""
 

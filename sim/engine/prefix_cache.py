@@ -53,6 +53,14 @@ class PrefixCache(KvCache):
         size = self.pool.block_size
         return find(self.tree.root, text, tokens // size, size)[1] * size
 
+    def find_cached(self, request: Request) -> tuple[int, int]:
+        text = self.text_of(request)
+        if text is None:
+            return 0, 0
+        self._settle()
+        match = self.tree.match(text, self.most_cached_blocks(request), NO_DRAFT, 0)
+        return match.blocks * self.pool.block_size, match.idle
+
     def admit(self, request: Request, cached: int, decodes: bool = True) -> int:
         if not self.counts_lookups:
             self.stats.count(request, cached)

@@ -24,13 +24,14 @@ NO_ENDS: list[tuple[float, Request]] = []
 class Replica:
     """The loop of one server in a fleet."""
 
-    __slots__ = ("_bound", "_fast_forward", "idle_s", "loop", "sent", "wakes_at")
+    __slots__ = ("_bound", "_fast_forward", "horizon", "idle_s", "loop", "sent", "wakes_at")
 
     def __init__(self, loop: Loop, fast_forward: Any) -> None:
         self.loop = loop
         loop.in_fleet = True
         self._fast_forward = fast_forward  # None: every step runs alone
         self._bound = 0.0  # held steps change nothing before this time
+        self.horizon = 0.0  # the time up to which it runs now
         self.wakes_at = 0.0  # when it may change something next
         self.idle_s = 0.0  # seconds without a model call
         self.sent = 0  # requests
@@ -46,25 +47,27 @@ class Replica:
     def run_until(self, horizon: float) -> float:
         """Run all steps that are decided before a time. Return when something may change next; inf: at a request.
 
-        If an end may bring a request, it is the last step.
+        If an end may bring a request, it is the last step. While it runs, the fleet may lower `horizon`.
         """
         loop, inbox = self.loop, self.loop.inbox
-        ended, ends = (inbox.ended, len(inbox.ended)) if inbox.couples and inbox.ended is not None else (NO_ENDS, 0)
-        loop.barrier = horizon
+        ended = inbox.ended if inbox.stops_at_ends and inbox.ended is not None else NO_ENDS
+        ends = len(ended)
+        self.horizon = horizon
         while True:
             if len(ended) > ends:
-                self.wakes_at = self._next_decision() if loop.held is None else self._bound
-                return self.wakes_at
+                self.wakes_at = self.next_event if loop.held is None else self._bound
+                return self.next_event
+            loop.barrier = horizon = self.horizon
             held = loop.held
             if held is not None:
-                if inbox.next_arrival == math.inf and self._bound >= horizon:
+                if inbox.next_arrival >= horizon and self._bound >= horizon:
                     self.wakes_at = self._bound
-                    return self._bound
+                    return self.next_event
                 loop.held = None
                 loop.run_held(held)
                 self.wakes_at = loop.now
                 continue
-            time = self._next_decision()
+            time = self.next_event
             if time >= horizon:
                 self.wakes_at = time
                 return time
@@ -79,10 +82,11 @@ class Replica:
             self._bound = self._fast_forward.earliest_end(loop.held)
         self.wakes_at = loop.now if next_event is None else next_event
 
-    def _next_decision(self) -> float:
-        """Return when the next step is decided."""
+    @property
+    def next_event(self) -> float:
+        """The time before which it changes nothing: its next decision, or the end of a held step."""
         time = self.wakes_at
-        if self.loop.sleeps:
+        if self.loop.sleeps or self.loop.held is not None:
             time = min(time, self.loop.inbox.next_arrival)
         return max(self.loop.now, time)
 
@@ -111,7 +115,10 @@ class Replica:
         self.catch_up(now)
         server = self.loop.server
         pool = server.pool
-        return Reported(len(server.waiting) + len(server.swapped), len(server.running), pool.held / max(1, pool.total))
+        waiting = len(server.waiting) + len(server.swapped)
+        if self.loop.port is not None:
+            waiting += len(self.loop.port.queue)
+        return Reported(waiting, len(server.running), pool.held / max(1, pool.total))
 
 
 class CachedTokens:

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
 from servesim.config.cluster import Cluster
+from servesim.config.memory import kv_bytes, model_layers
 from servesim.config.scenario import Scenario, scenario_of_pool
-from servesim.core import Request
+from servesim.core import BadInput, Request
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.engine.fleet import Fleet
 from servesim.engine.replica import Replica
 from servesim.engine.simulated import SimulatedClock
+from servesim.engine.transfers import Port, Transfers, TransferSettings
 from servesim.routers.router import CHARACTERS_PER_TOKEN, Asked
 
 from .build import build_simulation
@@ -55,5 +57,37 @@ def build_fleet(
             clocks.append(clock)
     router = cluster.make_router()
     staleness = router.report_interval if cluster.staleness is None else cluster.staleness
-    fleet = Fleet(replicas, router, requests, RouterTexts(text_of), scenario.seed, staleness)
+    texts = RouterTexts(text_of)
+    if not cluster.is_apart:
+        return Fleet(replicas, router, requests, texts, scenario.seed, staleness), clocks
+    numbers = iter(range(len(replicas)))
+    roles = [(pool.role, [next(numbers) for _ in range(pool.replicas)]) for pool in cluster.pools]
+    decodes = [number for role, inside in roles if role == "decode" for number in inside]
+    transfers = build_transfers(scenario, cluster, replicas, decodes)
+    decode = cluster.make_decode_router(), decodes
+    fleet = Fleet(replicas, router, requests, texts, scenario.seed, staleness, transfers, decode)
     return fleet, clocks
+
+
+def build_transfers(
+    scenario: Scenario, cluster: Cluster, replicas: Sequence[Replica], decodes: Sequence[int]
+) -> Transfers:
+    """Return the copies of KV between the pools of a cluster, as its settings and the engine of its decode pool say."""
+    pools = [scenario_of_pool(scenario, pool) for pool in cluster.pools if pool.role == "prefill"]
+    keys, rules = cluster.transfer, replicas[decodes[0]].server.rules
+    token_bytes = keys.token_bytes or max(kv_bytes(pool.engine.model, pool.profile) for pool in pools)
+    loads_first = rules.loads_first or keys.layerwise
+    if loads_first and keys.choose == "prefill_first":
+        raise BadInput("cluster.transfer.choose: expected decode_first: the decode replica allocates blocks first")
+    settings = TransferSettings(
+        keys.latency, keys.bandwidth, token_bytes, keys.link,
+        model_layers(pools[0].engine.model, pools[0].profile) if keys.layerwise else 0,
+        loads_first or keys.choose == "decode_first", loads_first, keys.min_uncached_tokens, keys.timeout,
+        keys.on_timeout == "recompute",
+    )  # fmt: skip
+    ports = []
+    for number, replica in enumerate(replicas):
+        loop = replica.loop
+        loop.port = Port(loop.server, loop.inbox, number not in decodes)
+        ports.append(loop.port)
+    return Transfers(settings, ports)

@@ -55,6 +55,7 @@ class Run:
     padded_rows: int  # padding rows of decodes
     outside_profile: list[str] = field(default_factory=list)  # shapes outside the measured range
     distance_outside: float = 0.0  # how far, see Profile.distance_outside
+    reached: Mapping[str, float] = field(default_factory=dict)  # sizes of the largest steps, by field of a shape
     stuck: Optional[Stuck] = None
     intervals: Optional[Mapping[str, Any]] = None  # of the metrics, see intervals.py
     work: Mapping[str, KindTotals] = field(default_factory=dict)  # what the model calls computed, by kind of step
@@ -265,7 +266,7 @@ def finished_run(
     return Run(
         scenario, profile, requests, measures, server, loop.calls, loop.now - idle, loop.now,
         sum(tokens for tokens, _ in padding), sum(rows for _, rows in padding), profile.outside_range(reached),
-        profile.distance_outside(reached), stuck, work=work, kv_uses=uses, cache=cache, servers=len(loops),
+        profile.distance_outside(reached), reached, stuck, work=work, kv_uses=uses, cache=cache, servers=len(loops),
         replicas=replicas,
     )  # fmt: skip
 

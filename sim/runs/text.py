@@ -15,6 +15,7 @@ from .prices import COSTS
 from .replicas import replica_lines
 from .request_rows import STATES
 from .run_warnings import source_notes
+from .saturation import estimated_load
 
 if TYPE_CHECKING:
     from .simulate import Run
@@ -48,6 +49,8 @@ def show_run(run: Run, percentiles: Sequence[float] = SHOWN_PERCENTILES) -> str:
     lines += ["=" * WIDTH, *filter(None, [leading_line(run), run.limit_metrics.get("limit_text")])]
     if run.intervals is not None:
         lines += describe_intervals(run.intervals, run.profile.name)
+    elif load := estimated_load(run):
+        lines.append(load.describe_estimate())
     if run.outside_profile:
         lines.append(note("outside range", sizes="; ".join(run.outside_profile)).text)
     lines += [f"note: {found.text}" for found in source_notes([run.profile])]

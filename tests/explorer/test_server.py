@@ -94,6 +94,23 @@ def test_the_verdict_with_replications_is_that_of_sim_compare(server: ExploreSer
     assert verdict["pairs"].startswith("4 pairs of replications")
 
 
+def test_tiles_and_constraints_use_the_same_means_of_replications(server: ExploreServer, scenario: Path) -> None:
+    """The P99 TTFT of the first run is below the mean of four runs: a bound between them is missed everywhere."""
+    tree = read_scenario_file(scenario)
+    result = servesim.compare(tree, tree, replications=4, metrics=["p99_ttft_ms"])
+    mean, one_run = float(result.table.loc["p99_ttft_ms"]["a"]), servesim.run(tree).metrics["p99_ttft_ms"]
+    assert one_run < mean
+    bound = f"p99_ttft_ms <= {(one_run + mean) / 2:.0f}"
+    found = messages(server, {"settings": {}, "replications": 4, "subject_to": bound})
+    verdict, rates = one(found, "verdict"), one(found, "rates")
+    assert verdict["limits"] == f"Constraints, by the means of 4 replications: current misses {bound}."
+    tile = verdict["tiles"]["ttft"]
+    assert (float(tile["texts"][0].split()[0]) * 1000, tile["detail"]) == (
+        pytest.approx(mean, rel=0.01), "mean of 4 replications",
+    )  # fmt: skip
+    assert float(rates["loads"][0]["text"].split()[0]) < 4 and "4 at the rate of the scenario" in rates["caption"]
+
+
 def test_curves_over_the_rate_have_open_points_above_the_constraint(server: ExploreServer) -> None:
     state = {"settings": {}, "subject_to": "p99_ttft_ms <= 3000"}
     rates = one(messages(server, state), "rates")
