@@ -37,7 +37,7 @@ ROUTERS: Mapping[str, Any] = {
     "sglang-cache-aware": "sglang-cache-aware", "production-stack": "production-stack",
     "production-stack-kvaware": "production-stack-kvaware", "llm-d": "llm-d", "llm-d-precise": "llm-d-precise",
     "dynamo-kv": "dynamo-kv", "dynamo-kv without events": {"name": "dynamo-kv", "use_kv_events": False},
-    "aibrix": "aibrix",
+    "dynamo-kv without prefixes": {"name": "dynamo-kv", "overlap_score_credit": 0.0}, "aibrix": "aibrix",
 }  # fmt: skip
 
 

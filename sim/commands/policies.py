@@ -158,7 +158,7 @@ def run_check(args: argparse.Namespace) -> int:
         try:
             if router is not None:
                 check_router(router, seed)
-            else:
+            elif policy is not None:
                 check_policy(policy, seed, lag=1 + seed % 3, end_lag=seed % 2 == 1)
         except (Exception, SystemExit) as broken:
             message = describe_error(broken)  # an error that the policy itself raised

@@ -221,14 +221,15 @@ def router_class(name: Any, key: str) -> type[Router]:
         raise BadInput(f"{key}.name: no router {quote(name)}; known: {known}, or path/to/file.py:Name{hint}")
     path, _, attribute = (name if ".py:" in name else f"{name}:").rpartition(":")
     module = load_file(path, name)
-    kind = getattr(module, attribute, None)
+    kind: Any = getattr(module, attribute, None)
     if is_router_class(kind) and kind.choices is Router.choices and kind.route is Router.route:
         raise BadInput(f"{key} {show_path(name)}: {class_line(kind)}: {attribute} has no method choices")
     if not is_router_class(kind):
         found = [k for k, v in vars(module).items() if is_router_class(v) and v is not Router]
         hint = f", e.g. {path}:{found[0]}" if found else f"; {path} has none"
         raise BadInput(f"{key} {show_path(name)}: expected a Router class{hint}")
-    return kind
+    found_class: type[Router] = kind
+    return found_class
 
 
 def is_router_class(kind: Any) -> bool:
