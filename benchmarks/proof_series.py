@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import pandas as pd
@@ -54,6 +54,7 @@ class Series(NamedTuple):
     degree: int = 1  # of tensor parallelism
     caching: bool = True
     replicas: int = 1
+    apart: bool = False  # prefill and decode on different replicas
 
 
 RUNS = (
@@ -61,6 +62,13 @@ RUNS = (
     Series("A6000/MD", "Llama-3.1-8B", "A6000", caching=False, replicas=2),
     Series("H100/SD+PC", "Llama-3.1-70B", "H100", degree=4),
     Series("H100/SD", "Llama-3.1-70B", "H100", degree=4, caching=False),
+    Series("H100/PDD", "Llama-3.1-70B", "H100", degree=4, caching=False, apart=True),
+)
+APART = {"pools": [{"name": "prefill", "role": "prefill"}, {"name": "decode", "role": "decode"}]}
+TRANSFER = "; copies take 0.38 ms and 146 GB/s, as measured elsewhere; no time of the proxy and the connector"
+CONNECTOR = (
+    "a token takes longer than on the server that computes prompts too (28.1 against 26.7 ms), so the connector, or its "
+    "examples' eager mode, adds time to each step of the decode server"
 )
 Runs = list[Any]  # one result of servesim.run per replica
 
@@ -78,16 +86,22 @@ def predict_series(data: Path) -> list[Row]:
         policy = {**SCHEDULER, **OLD, "enable_prefix_caching": series.caching}
         with tempfile.TemporaryDirectory() as scratch:
             write_profile(Path(scratch) / "profile", {"name": "layers"}, cost_of(series, table(tables)))
+            cluster = {**APART, "transfer": {"token_bytes": kv_bytes(series)}} if series.apart else None
             runs = simulate(table(folder / "workloads" / "dense.csv.gz"), Path(scratch), policy,
-                            series.replicas)  # fmt: skip
-        assumed = SYNCHRONOUS + (ALTERNATE if series.replicas > 1 else "")
+                            series.replicas, cluster)  # fmt: skip
+        assumed = SYNCHRONOUS + (ALTERNATE if series.replicas > 1 else TRANSFER if series.apart else "")
         for quantity, measured, predicted, others in (
             *series_figures(folder, series, runs),
             *mean_figures(means[series.run], runs, rivals),
         ):
             rows.append(Row(SET, series.run, quantity, measured, predicted, CALIBRATED, others, assumed,
-                            EAGER))  # fmt: skip
+                            CONNECTOR if series.apart else EAGER))  # fmt: skip
     return rows
+
+
+def kv_bytes(series: Series) -> int:
+    """Return the bytes of the KV of a token in 16 bits."""
+    return 2 * find_model(series.model).kv_values
 
 
 def cost_of(series: Series, times: Sequence[Mapping[str, str]]) -> PartsCost:
@@ -118,7 +132,10 @@ def rising(values: Sequence[float]) -> list[tuple[float, float]]:
     return list(zip(POINTS, np.maximum.accumulate(values).tolist()))
 
 
-def simulate(requests: Sequence[Mapping[str, str]], scratch: Path, policy: Mapping[str, Any], replicas: int) -> Runs:
+def simulate(
+    requests: Sequence[Mapping[str, str]], scratch: Path, policy: Mapping[str, Any], replicas: int,
+    cluster: Optional[Mapping[str, Any]] = None,
+) -> Runs:  # fmt: skip
     """Run the requests on replicas with the profile of the folder; each replica gets every n-th request."""
     runs = []
     for number in range(replicas):
@@ -130,11 +147,12 @@ def simulate(requests: Sequence[Mapping[str, str]], scratch: Path, policy: Mappi
             writer.writerows([request[name] for name in names] for request in requests[number::replicas])
         runs.append(
             servesim.run(
+                {} if cluster is None else {"cluster": cluster},
                 trace=trace,
                 policy=policy,
                 engine={"num_blocks": BLOCKS},
                 profile=scratch / "profile",
-                decisions=True,
+                decisions=cluster is None,
             )
         )
     return runs
@@ -143,7 +161,7 @@ def simulate(requests: Sequence[Mapping[str, str]], scratch: Path, policy: Mappi
 def series_figures(folder: Path, series: Series, runs: Runs) -> list[tuple[str, float, float, dict[str, float]]]:
     """Return the mean difference of tokens in each second, and the last second with tokens."""
     path = folder / "series" / f"{series.run.replace('/', '_')}.csv"
-    if not path.is_file():
+    if series.apart or not path.is_file():
         return []
     lines = table(path)
     measured, theirs = (np.array([float(line[column]) for line in lines]) for column in list(lines[0])[1:])

@@ -20,6 +20,7 @@ import simpy
 from servesim.core import Request
 from servesim.routers.router import Asked, Router
 from servesim.routers.router import Fleet as View
+from simpy.events import EventPriority
 
 from .exact_time import At
 from .replica import Replica
@@ -118,7 +119,7 @@ class Fleet(Servers):
         event = env.event()
         if time < math.inf:
             event._ok, event._value = True, None
-            env.schedule(event, order, At(max(time, env.now)))
+            env.schedule(event, EventPriority(order), At(max(time, env.now)))
         with suppress(simpy.Interrupt):
             yield event
 
