@@ -67,8 +67,8 @@ RUNS = (
 APART = {"pools": [{"name": "prefill", "role": "prefill"}, {"name": "decode", "role": "decode"}]}
 TRANSFER = "; copies take 0.38 ms and 146 GB/s, as measured elsewhere; no time of the proxy and the connector"
 CONNECTOR = (
-    "a token takes longer than on the server that computes prompts too (28.1 against 26.7 ms), so the connector, or its "
-    "examples' eager mode, adds time to each step of the decode server"
+    "a token takes longer than on the server that computes prompts too (28.1 against 26.7 ms), so the connector, or "
+    "the eager mode of its examples, adds time to each step of the decode server"
 )
 Runs = list[Any]  # one result of servesim.run per replica
 
