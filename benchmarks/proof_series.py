@@ -55,6 +55,7 @@ class Series(NamedTuple):
     degree: int = 1  # of tensor parallelism
     caching: bool = True
     replicas: int = 1
+    apart: bool = False  # prefill and decode on different replicas
 
 
 RUNS = (
@@ -62,6 +63,13 @@ RUNS = (
     Series("A6000/MD", "Llama-3.1-8B", "A6000", caching=False, replicas=2),
     Series("H100/SD+PC", "Llama-3.1-70B", "H100", degree=4),
     Series("H100/SD", "Llama-3.1-70B", "H100", degree=4, caching=False),
+    Series("H100/PDD", "Llama-3.1-70B", "H100", degree=4, caching=False, apart=True),
+)
+APART = {"pools": [{"name": "prefill", "role": "prefill"}, {"name": "decode", "role": "decode"}]}
+TRANSFER = "; copies take 0.38 ms and 146 GB/s, as measured elsewhere; no time of the proxy and the connector"
+CONNECTOR = (
+    "a token takes longer than on the server that computes prompts too (28.1 against 26.7 ms), so the connector, or "
+    "the eager mode of its examples, adds time to each step of the decode server"
 )
 Figure = tuple[str, float, float, dict[str, float], tuple[Any, Any]]  # quantity, measured, ours, of others, interval
 ABOUT = {"name": "layers", "uncertainty": {"session": MODEL_SPREAD, "ttft": TTFT_SPREAD}}  # as imports have
@@ -80,16 +88,23 @@ def predict_series(data: Path) -> list[Row]:
         policy = {**SCHEDULER, **OLD, "enable_prefix_caching": series.caching}
         with tempfile.TemporaryDirectory() as scratch:
             write_profile(Path(scratch) / "profile", ABOUT, cost_of(series, table(tables)))
-            run = simulate(table(folder / "workloads" / "dense.csv.gz"), Path(scratch), policy,
-                            series.replicas)  # fmt: skip
-        assumed = SYNCHRONOUS + (ALTERNATE if series.replicas > 1 else "")
+            cluster: Mapping[str, Any] = {"replicas": series.replicas}
+            if series.apart:
+                cluster = {**APART, "transfer": {"token_bytes": kv_bytes(series)}}
+            run = simulate(table(folder / "workloads" / "dense.csv.gz"), Path(scratch), policy, cluster)
+        assumed = SYNCHRONOUS + (ALTERNATE if series.replicas > 1 else TRANSFER if series.apart else "")
         for quantity, measured, predicted, others, interval in (
             *series_figures(folder, series, run),
             *mean_figures(means[series.run], run, rivals),
         ):
-            rows.append(Row(SET, series.run, quantity, measured, predicted, CALIBRATED, others, assumed, EAGER,
-                            interval))  # fmt: skip
+            rows.append(Row(SET, series.run, quantity, measured, predicted, CALIBRATED, others, assumed,
+                            CONNECTOR if series.apart else EAGER, interval))  # fmt: skip
     return rows
+
+
+def kv_bytes(series: Series) -> int:
+    """Return the bytes of the KV of a token in 16 bits."""
+    return 2 * find_model(series.model).kv_values
 
 
 def cost_of(series: Series, times: Sequence[Mapping[str, str]]) -> PartsCost:
@@ -120,7 +135,9 @@ def rising(values: Sequence[float]) -> list[tuple[float, float]]:
     return list(zip(POINTS, np.maximum.accumulate(values).tolist()))
 
 
-def simulate(requests: Sequence[Mapping[str, str]], scratch: Path, policy: Mapping[str, Any], replicas: int) -> Any:
+def simulate(
+    requests: Sequence[Mapping[str, str]], scratch: Path, policy: Mapping[str, Any], cluster: Mapping[str, Any]
+) -> Any:
     """Run the requests on replicas with the profile of the folder; they get the requests in turn."""
     trace = scratch / "trace.csv"
     with trace.open("w", newline="", encoding="utf-8") as file:
@@ -129,11 +146,11 @@ def simulate(requests: Sequence[Mapping[str, str]], scratch: Path, policy: Mappi
         writer.writerow(names)
         writer.writerows([request[name] for name in names] for request in requests)
     return servesim.run(
+        {"cluster": cluster},
         trace=trace,
         policy=policy,
         engine={"num_blocks": BLOCKS},
         profile=scratch / "profile",
-        settings={"cluster.replicas": replicas},
         decisions=True,
         intervals=DRAWS,
     )
@@ -142,7 +159,7 @@ def simulate(requests: Sequence[Mapping[str, str]], scratch: Path, policy: Mappi
 def series_figures(folder: Path, series: Series, run: Any) -> list[Figure]:
     """Return the mean difference of tokens in each second, and the last second with tokens."""
     path = folder / "series" / f"{series.run.replace('/', '_')}.csv"
-    if not path.is_file():
+    if series.apart or not path.is_file():
         return []
     lines = table(path)
     measured, theirs = (np.array([float(line[column]) for line in lines]) for column in list(lines[0])[1:])
@@ -194,7 +211,7 @@ def predict_qwen(data: Path) -> list[Row]:
         scratch = Path(name)
         add_exchange(folder / "profile" / QWEN / "tp1", scratch / "tables")
         import_layers(scratch / "tables", scratch / "profile", QWEN_LAYERS, experts=(LOCAL_EXPERTS, PER_TOKEN))
-        run = simulate(requests, scratch, {**SCHEDULER, "version": "0.19.0"}, 2)
+        run = simulate(requests, scratch, {**SCHEDULER, "version": "0.19.0"}, {"replicas": 2})
     done = run.requests
     figures = {"E2E mean": ("e2e_mean_ms", "mean_e2el_ms", done.e2el),
                "TTFT mean": ("ttft_mean_ms", "mean_ttft_ms", done.ttft),

@@ -19,6 +19,7 @@ from servesim.core import BadInput, Request, Stuck
 from servesim.routers.router import REFUSED, Asked, Router
 from servesim.routers.router import Fleet as View
 from servesim.routers.router import Replica as Reported
+from simpy.events import EventPriority
 
 from .exact_time import At
 from .loop import Loop
@@ -150,7 +151,7 @@ class Fleet(Servers):
         event = env.event()
         if time < math.inf:
             event._ok, event._value = True, None
-            env.schedule(event, simpy.events.EventPriority(order), At(max(time, env.now)))
+            env.schedule(event, EventPriority(order), At(max(time, env.now)))
         try:
             yield event
         except simpy.Interrupt as interrupt:

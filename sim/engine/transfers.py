@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 from servesim.core import Request
 
@@ -181,7 +181,7 @@ class Transfers:
         return move is not None and now < move.arrives < math.inf
 
 
-def no_fleet(*_: object) -> int:
+def no_fleet(*_: object) -> Any:
     raise NotImplementedError
 
 

@@ -19,7 +19,7 @@ from servesim.runs.request_rows import seconds_in_states
 
 POLICIES: dict[str, dict[str, Any]] = {
     "vllm-v1": {"async_scheduling": False}, "sglang": {"disable_overlap_schedule": True},
-    "mindie": {"max_queue_delay_microseconds": 1, "async_scheduling": False}, "vllm": {},
+    "mindie": {"max_queue_delay_microseconds": 1, "async_scheduling": False}, "vllm": {}, "vllm-ascend": {},
 }  # fmt: skip
 COPY = {"latency": 0.5, "token_bytes": 1, "bandwidth": 10**15}
 
@@ -226,6 +226,24 @@ def test_random_runs_are_exact_and_lose_nothing(policy: str, seed: int) -> None:
         times = [(request.first_token, request.finish) for request in outcome.requests]
         results.append((times, kv, outcome.fleet.calls))
     assert results[0] == results[1]
+
+
+def test_a_pool_has_its_own_degree_of_tensor_parallelism() -> None:
+    """The KV of a token is that of all devices; with more devices than KV heads, some have a copy of the same head."""
+    model = {"model": "llama3.1-70b", "device": "h100"}
+    results = []
+    for degrees in ((4, 4), (16, 4), (4, 8)):
+        profiles = [{**model, "tensor_parallel": degree} for degree in degrees]
+        pools = [{"name": role, "role": role, "profile": p} for role, p in zip(("prefill", "decode"), profiles)]
+        scenario = scenario_from({"profile": profiles[0], "cluster": {"pools": pools}})
+        assert scenario.cluster is not None
+        request = Request(0, 0.0, 100, 9)
+        fleet, _ = build_fleet(scenario, scenario.cluster, [request], [], True, load_profile(scenario.profile))
+        fleet.run()
+        assert fleet.transfers is not None
+        results.append((fleet.transfers.bytes, request.decoding))
+    assert [size for size, _ in results] == [100 * 327_680, 200 * 327_680, 100 * 327_680]
+    assert results[2][1] < results[0][1]
 
 
 def test_prefix_hits_are_not_copied() -> None:
