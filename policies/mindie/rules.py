@@ -42,6 +42,18 @@ class MindIERules(EngineRules):
         request.host_blocks = 0
         state.release(request)
 
+    def may_load(self, state: ServerState, request: Request, blocks: int, started: int) -> bool:
+        """Whether 5 % of the blocks are free, and the prompt fits into the tokens and the seats of a round."""
+        pool, seats, policy = state.pool, self.slots(state.policy) or 0, state.policy
+        if started >= (self.setting(policy, "max_prefill_batch_size") or seats) or pool.free < pool.total // 20:
+            return False
+        if pool.blocks_for(request.prompt) > pool.total:
+            raise engine_died("a prompt can never be allocated", request, state.view)
+        return blocks <= pool.free and request.prompt <= pool.free * pool.block_size - seats
+
+    def may_join(self, state: ServerState) -> bool:
+        return True  # its seats limit a round
+
     def repeat_plan(self, state: ServerState) -> None:
         for request in list(state.finished):
             self.release(state, request)

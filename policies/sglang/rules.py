@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, Final, NamedTuple, Optional
 
 from servesim.core import CacheDraft, Plan, Policy, Preemption, Request
 from servesim.engine.kv_cache import KvCache
@@ -13,6 +13,8 @@ from servesim.engine.step import Step
 
 from .radix_cache import RadixCache
 from .radix_draft import RadixDraft
+
+RESERVED_TOKENS: Final = 512  # num_reserved_decode_tokens: room of a request for its next tokens
 
 # Requests that finished since the last decode step was decided, and their positions in the running queue. Inserted
 # there in this order, they are where they were. Newest first; without those of a prefill, unless the next step was
@@ -35,7 +37,7 @@ class SGLangRules(EngineRules):
         self.is_old = is_old  # 0.4.6
         self.block_size = 1
         self.has_prefix_cache = radix_cache
-        self.drops_tokens_in_flight = True
+        self.drops_tokens_in_flight = self.loads_first = True
         self._late: dict[Step, int] = {}  # blocks of finished requests that are free when a step returns
 
     def make_cache(self, state: ServerState, host_blocks: int) -> tuple[Optional[KvCache], Optional[CacheDraft]]:
@@ -131,6 +133,18 @@ class SGLangRules(EngineRules):
             for chunk in step.chunks:
                 if chunk.request._in_prefilling:
                     state.kv_use.tokens += cache.keep(chunk.request, chunk.request._cached)
+
+    def may_load(self, state: ServerState, request: Request, blocks: int, started: int) -> bool:
+        """Whether there is a slot, and the prompt fits beside what the requests here may still generate."""
+        slots, others = self.slots(state.policy), len(state.running) + len(state.loading)
+        if slots is not None and others >= slots:
+            return False
+        pool, clip = state.pool, self.setting(state.policy, "clip_max_new_tokens")
+        tokens = sum([other.length for other in state.running])
+        longest = max([other.prompt + min(other.max_tokens, clip) - tokens for other in state.running], default=0)
+        reserved = max(RESERVED_TOKENS * (others + len(state.waiting)), longest)
+        reserved += sum([other.length for other in state.waiting])  # retracted
+        return request.prompt <= (pool.free + pool.evictable) * pool.block_size - reserved
 
     def live_refusal(self) -> Optional[str]:
         if self.has_prefix_cache:

@@ -30,7 +30,7 @@ from servesim.policies.vllm_common import priority_key
 from servesim.policies.vllm_v1.policy import DECODE_ONCE, NO_PREFIX, Budget
 from servesim.policies.vllm_v1.rules import VLLMRules
 
-from .rules import AFTER_STEP, AscendRules, MindSporeRules
+from .rules import AFTER_STEP, MindSporeRules
 from .v1 import AscendV1, with_state
 
 WATERMARK: Final = 0.01  # fraction of the blocks that an admission of vllm-ascend leaves free; no setting
@@ -58,6 +58,11 @@ class PrefillFirst(AscendV1):
     def _require_version(self) -> None:
         if self.enable_chunked_prefill:
             super()._require_version()
+
+    def rules(self) -> VLLMRules:
+        rules = super().rules()
+        rules.recomputes_last = self.enable_chunked_prefill  # otherwise a running request is never a prompt
+        return rules
 
     def is_full(self, free: int, total: int) -> bool:
         """Whether an admission that leaves this number of blocks free must wait, and others may go before it."""
@@ -221,8 +226,11 @@ class VLLMMindSpore(PrefillFirst):
         return "EnhancedScheduler of vllm-mindspore 0.5.1"
 
     def rules(self) -> VLLMRules:
-        has_defect = self.policy == "priority" and not self.enable_chunked_prefill
-        return (MindSporeRules if has_defect else AscendRules)(*self.rule_arguments())
+        if self.policy != "priority" or self.enable_chunked_prefill:
+            return super().rules()
+        rules = MindSporeRules(*self.rule_arguments())
+        rules.recomputes_last = False
+        return rules
 
     def decide(self, view: View) -> Plan:
         """Decide a step. The state has the requests that were preempted after they were scheduled in the same step.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Optional
 
-from servesim.core import Chunk, Plan, Policy, Preemption
+from servesim.core import Chunk, Plan, Policy, Preemption, Request
 from servesim.core.native import mypyc_attr
 from servesim.engine.caching_rules import CachingRules
 from servesim.engine.state import ServerState
@@ -29,7 +29,7 @@ class VLLMRules(CachingRules):
         self.arrival_is_send_time = True  # the API server stamps it
         self.rejects_oversized = False  # the real scheduler does not check this; such a request blocks the queue
         self.rejects_full_prompts = True  # the input processor
-        self.one_token_decodes = True
+        self.one_token_decodes = self.recomputes_last = True
         self.splits_answers = True
         self.slots_field, self.budget_fields = "max_num_seqs", ("max_num_batched_tokens",)
         self.empty_step = 0.001  # its loop sleeps after a step without a model call
@@ -69,6 +69,17 @@ class VLLMRules(CachingRules):
             for request in state.running:
                 if request in tokens:
                     cache.schedule(request, tokens[request], 0)
+
+    def may_load(self, state: ServerState, request: Request, blocks: int, started: int) -> bool:
+        """Whether a request at the head of waiting has a slot and blocks that no prompt in work still needs."""
+        if len(state.waiting) or not self.may_join(state):
+            return False
+        pool = state.pool
+        for prompt in state.prefilling:
+            blocks += pool.blocks_for(prompt.length) - prompt.blocks
+        if len(state.running):
+            blocks += int(getattr(state.policy, "watermark", 0.0) * (pool.total + 1))
+        return blocks <= pool.free
 
     def preempt(self, state: ServerState, preemption: Preemption, now: float) -> int:
         before: Optional[Unscheduled] = preemption.extra

@@ -9,13 +9,35 @@ from servesim.core import BadInput
 from servesim.core.fields import check_fields, policy_fields
 from servesim.core.limits import MAX_NUMBER, MAX_RANKS, MAX_SECONDS
 from servesim.engine.changes import Changes, Fault, Scaling
-from servesim.files.checked import Int, Keys, Number
+from servesim.files.checked import ByteSize, Int, Keys, Number
 from servesim.files.read import did_you_mean, quote, show_path
 from servesim.routers import ROUTERS, Router
 
 from .layers import Tree
 from .registry import convert
 from .user_code import class_line, error_text, is_user_class, load_file, names_file, user_line
+
+
+class Transfer(Keys):
+    """How KV comes from a prefill pool to a decode pool. The defaults were measured with Mooncake and 8 x CX7 RoCE."""
+
+    latency: Number = Field(0.00038, ge=0, le=MAX_SECONDS, description="seconds of a copy beside its bytes")
+    bandwidth: ByteSize = Field(146_000_000_000, description="bytes per second between two replicas, such as 25GB")
+    token_bytes: Optional[ByteSize] = Field(None, description="bytes of the KV of a token (default: of the model)")
+    link: Literal["none", "shared", "per_pair"] = Field(
+        "none", description="copies that wait for each other: none, all (shared), those of a pair of replicas"
+    )
+    layerwise: bool = Field(False, description="copy each layer as soon as it is computed")
+    choose: Optional[Literal["prefill_first", "decode_first"]] = Field(
+        None, description="decode replica chosen after the prefill, or at arrival (default: as the engine)"
+    )
+    min_uncached_tokens: Optional[Int] = Field(
+        None, ge=0, description="fewer uncached prompt tokens are computed by the decode replica; 0: always"
+    )
+    timeout: Optional[Number] = Field(
+        None, gt=0, le=MAX_SECONDS, description="seconds until a side that waits gives up (default: never)"
+    )
+    on_timeout: Literal["fail", "recompute"] = Field("fail", description="what happens to such a request")
 
 
 class Pool(Keys):
@@ -26,6 +48,10 @@ class Pool(Keys):
     profile: Optional[Union[str, Tree]] = Field(None, description="step costs of these replicas")
     policy: Optional[Union[str, Tree]] = Field(None, description="policy, or fields of it, of these replicas")
     engine: Tree = Field({}, description="keys of the engine section that differ")
+    price_per_hour: Optional[Number] = Field(
+        None, ge=0, le=MAX_NUMBER, description="price of one of its devices (default: cluster's)"
+    )
+    role: Literal["both", "prefill", "decode"] = Field("both", description="what these replicas compute")
 
     @property
     def changes(self) -> Tree:
@@ -71,9 +97,14 @@ class Cluster(Keys):
 
     replicas: Optional[Int] = Field(None, gt=0, le=MAX_RANKS, description="number of equal replicas (default: 1)")
     pools: list[Pool] = Field([], description="pools of replicas that differ, instead of `replicas`")
-    router: Tree = Field({"name": "round-robin"}, description="name and fields of the router; see `sim policies list`")
+    router: Tree = Field({"name": "round-robin"}, description="name of the router, or name and fields")
+    decode_router: Tree = Field({"name": "round-robin"}, description="router of the decode pools, if there are some")
+    transfer: Transfer = Field(Transfer(), description="copies of KV from prefill to decode pools")
     staleness: Optional[Number] = Field(
         None, ge=0, le=MAX_SECONDS, description="seconds between two reports of replicas (default: as the real router)"
+    )
+    price_per_hour: Optional[Number] = Field(
+        None, ge=0, le=MAX_NUMBER, description="price of one device, in any currency"
     )
 
     faults: list[FaultConfig] = Field([], description="crashes, restarts and slow replicas")
@@ -83,10 +114,12 @@ class Cluster(Keys):
     )
     autoscale: Optional[AutoscaleConfig] = Field(None, description="adds and removes replicas, instead of `replicas`")
 
-    @field_validator("router", mode="before")
+    @field_validator("router", "decode_router", mode="before")
     @classmethod
     def _named(cls, router: Any) -> Any:
-        return {"name": router} if isinstance(router, str) else router
+        if isinstance(router, str):
+            return {"name": router}
+        return {"name": "round-robin", **router} if isinstance(router, dict) else router
 
     @model_validator(mode="after")
     def _one_form(self) -> Cluster:
@@ -95,11 +128,16 @@ class Cluster(Keys):
         names = [pool.name for pool in self.pools]
         if len(set(names)) < len(names):
             raise ValueError("pools with different names")
+        roles = {pool.role for pool in self.pools}
+        if roles - {"both"} and roles != {"prefill", "decode"}:
+            raise ValueError("pools of role prefill and of role decode, or no roles")
         if self.autoscale is not None and (self.pools or self.replicas is not None):
             raise ValueError("autoscale without replicas and pools")
         for fault in self.faults:
             if fault.replica >= self.size:
                 raise ValueError(f"faults of replicas 0 to {self.size - 1}, got replica {fault.replica}")
+        if roles - {"both"} and self.changes() is not None:
+            raise ValueError("no faults and no autoscale with pools of role prefill and decode")
         return self
 
     @property
@@ -113,6 +151,23 @@ class Cluster(Keys):
         """The number of replicas."""
         return sum(pool.replicas for pool in self.all_pools)
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the replicas, POOL/NUMBER; none if there is only one, which is a server as any other."""
+        names = [f"{pool.name}/{number}" for pool in self.all_pools for number in range(pool.replicas)]
+        return names if len(names) > 1 else []
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether prefill and decode run on different replicas."""
+        return any(pool.role == "decode" for pool in self.pools)
+
+    @property
+    def decodes(self) -> list[int]:
+        """The numbers of the replicas that only decode."""
+        roles = [pool.role for pool in self.all_pools for _ in range(pool.replicas)]
+        return [number for number, role in enumerate(roles) if role == "decode"]
+
     def changes(self) -> Optional[Changes]:
         """Return what changes while the fleet runs; None: nothing."""
         if not self.faults and self.autoscale is None:
@@ -124,6 +179,10 @@ class Cluster(Keys):
     def make_router(self) -> Router:
         """Return the router object."""
         return make_router(self.router, "cluster.router")
+
+    def make_decode_router(self) -> Router:
+        """Return the router object of the decode pools."""
+        return make_router(self.decode_router, "cluster.decode_router")
 
 
 def make_router(settings: Tree, key: str) -> Router:
@@ -162,11 +221,24 @@ def router_class(name: Any, key: str) -> type[Router]:
         raise BadInput(f"{key}.name: no router {quote(name)}; known: {known}, or path/to/file.py:Name{hint}")
     path, _, attribute = (name if ".py:" in name else f"{name}:").rpartition(":")
     module = load_file(path, name)
-    kind = getattr(module, attribute, None)
-    if not (isinstance(kind, type) and issubclass(kind, Router)):
-        found = [
-            k for k, v in vars(module).items() if isinstance(v, type) and issubclass(v, Router) and v is not Router
-        ]
+    kind: Any = getattr(module, attribute, None)
+    if is_router_class(kind) and kind.choices is Router.choices and kind.route is Router.route:
+        raise BadInput(f"{key} {show_path(name)}: {class_line(kind)}: {attribute} has no method choices")
+    if not is_router_class(kind):
+        found = [k for k, v in vars(module).items() if is_router_class(v) and v is not Router]
         hint = f", e.g. {path}:{found[0]}" if found else f"; {path} has none"
         raise BadInput(f"{key} {show_path(name)}: expected a Router class{hint}")
-    return kind
+    found_class: type[Router] = kind
+    return found_class
+
+
+def is_router_class(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Router)
+
+
+def names_router(name: Any) -> bool:
+    """Whether a name is that of a router, or of a Router class in a user file, which is loaded."""
+    if not names_file(name):
+        return name in ROUTERS
+    path, _, attribute = name.rpartition(":")
+    return ".py:" in name and is_router_class(getattr(load_file(path, name), attribute, None))

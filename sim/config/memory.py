@@ -20,7 +20,7 @@ from servesim.costs.kv_memory import (
     memory_of_name,
     memory_of_profile,
 )
-from servesim.costs.model_arithmetic import BYTES_PER_VALUE, MODELS
+from servesim.costs.model_arithmetic import BYTES_PER_VALUE, MODELS, model_of
 from servesim.costs.public_models import find_device
 from servesim.files.checked import ByteSize, Int, Keys, expected_error, format_bytes
 from servesim.files.read import quote
@@ -113,6 +113,25 @@ def model_memory(model: Union[str, ModelSizes, None], profile: Any) -> ModelMemo
     if memory is None:
         raise BadInput(f"engine.model: expected one of {', '.join(MODELS)}, or {sizes}, got {quote(model)}")
     return memory
+
+
+def kv_bytes(model: Union[str, ModelSizes, None], profile: Any) -> int:
+    """Return the bytes of the KV of one token, on all devices of a replica."""
+    degree = int(about_profile(profile).get("tensor_parallel") or 1) if model is None else 1
+    try:
+        return degree * model_memory(model, profile).per_token
+    except BadInput:
+        raise BadInput("cluster.transfer.token_bytes: expected bytes, the profile names no model") from None
+
+
+def model_layers(model: Union[str, ModelSizes, None], profile: Any) -> int:
+    """Return the layers of a model, by default of that of the profile."""
+    if isinstance(model, ModelSizes):
+        return model.layers
+    known = model_of(about_profile(profile)) if model is None else MODELS.get(model)
+    if known is None:
+        raise BadInput("cluster.transfer.layerwise: expected a model with known layers, the profile names none")
+    return known.layers
 
 
 def host_copy_times(engine: Any, profile: Any) -> tuple[float, float]:

@@ -293,6 +293,7 @@ def check_cluster(scenario: Scenario, cluster: Cluster) -> None:
     """Raise BadInput if the router or a pool is not valid."""
     if code_access() is not None or not names_file(cluster.router["name"]):
         cluster.make_router()
+        cluster.make_decode_router()
     for pool in cluster.all_pools:
         if scenario_of_pool(scenario, pool).engine.data_parallel_size > 1:
             raise BadInput("engine.data_parallel_size: expected 1 in a cluster: its replicas are the ranks")

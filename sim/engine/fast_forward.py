@@ -48,7 +48,7 @@ class HeldDecodes:
 
     __slots__ = (
         "_first_free", "_free_sum", "_index", "_offsets", "_overlaps", "context", "cost", "decision", "end", "fixed",
-        "free", "horizon", "live",
+        "free", "horizon", "live", "longest",
     )  # fmt: skip
 
     def __init__(self, offsets: list[int], overlaps: bool) -> None:
@@ -58,6 +58,7 @@ class HeldDecodes:
         self.live = 0  # decode rows without padding
         self.fixed = 0.0  # seconds of the next step at context 0
         self.context = 0  # cached tokens that the newest step reads
+        self.longest = 0  # those of the row with most of them, as in Cohort
         self.decision = 0.0  # when the next step is decided
         self.end = 0.0  # of the newest step
         self.horizon = 0.0  # every step must be decided before it
@@ -151,6 +152,7 @@ class FastForward(HeldSteps):
         # A cache that evicts only what is missing: it evicts the same blocks at the end of a segment as step by step.
         self._cache = cache if cache is not None and cache.evicts_missing else None
         self._learns = loop.policy.learns
+        self._reads_longest = cost.reads_longest
         self._held = HeldDecodes(server.cohort.block_offsets, server.overlaps)
 
     @property
@@ -192,7 +194,7 @@ class FastForward(HeldSteps):
         cost = self._cost_of(cohort.size, plan.padding_rows)
         returns = flight is not None and bool(flight.ends or flight.sampled)  # first or last tokens, before this step
         if returns or not cost.linear or self._learns or self.loop.inbox.delayed:
-            return step.start
+            return step.decided
         hold, horizon, _ = self._bounds(plan)
         steps = min(hold, cohort.next_finish - cohort.steps)
         return min(horizon, step.start + steps * (cost.fixed + cost.slope * cohort.context) * ROUNDED_DOWN)
@@ -202,6 +204,7 @@ class FastForward(HeldSteps):
         cohort = self.server.cohort
         live, context = cohort.size, cohort.context
         cost = self._cost_of(live, step.plan.padding_rows)
+        self._held.longest = cohort.longest
         duration = cost.fixed + cost.slope * context if cost.linear else self._seconds(cost, live, context)
         step.rows, step.end = live, step.start + (duration + cold)
         self._held.begin(live, cost, context, step.start, step.end)
@@ -271,6 +274,7 @@ class FastForward(HeldSteps):
             if in_flight and further:  # the step before returns
                 gaps.add(seconds, live)
             if not cost.linear:
+                held.longest += 1
                 held.fixed = self._seconds(cost, live, held.context + live)
             seconds = held.advance_one()
             if not in_flight:
@@ -345,7 +349,10 @@ class FastForward(HeldSteps):
 
     def _seconds(self, cost: DecodeCost, live: int, context: int) -> float:
         """Return the time of a step that is not linear in its context."""
-        seconds = self.cost.decode(cost.rows, live, context)
+        if self._reads_longest:
+            seconds = self.cost.decode_unequal(cost.rows, live, context, self._held.longest)
+        else:
+            seconds = self.cost.decode(cost.rows, live, context)
         if not 0.0 <= seconds <= MAX_STEP:
             check_seconds(self.cost, seconds)
         return seconds

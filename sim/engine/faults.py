@@ -16,10 +16,10 @@ from typing import Any, Callable, Final, Optional
 import simpy
 from servesim.core import Request, Shape, StepCost
 from servesim.core.request import reset_request
-from servesim.routers.router import Asked, Router
+from servesim.routers.router import Router
 
 from .changes import Changes, Fault, Scaling
-from .fleet import NO_REPLICA, Ask, Fleet
+from .fleet import LAST, NO_REPLICA, Ask, Fleet
 from .loop import Loop
 from .replica import Replica
 
@@ -120,11 +120,13 @@ class ChangingFleet(Fleet):
         pause: Optional[float] = None  # of a replica that drains
         while True:
             replica.loop.expects = self._next_arrival() < math.inf
+            self._running = replica
             time = replica.run_until(self._horizon(number))
+            self._running = None
             if self._followers:
                 self._release()
             is_drained = number in self._draining and replica.is_empty
-            cause = yield from self._sleep(replica.loop.now if is_drained else time)
+            cause = yield from self._sleep(replica.loop.now if is_drained else time, LAST + number)
             if isinstance(cause, Fault) and cause.kind == "crash":
                 self._crash(number)
                 yield from self._stay_away(number, self._after(cause.recover))
@@ -240,19 +242,20 @@ class ChangingFleet(Fleet):
         yield self._env.timeout(delay)
         self._notice(0.0)
 
-    def _route(self, asked: Asked, request: Request) -> int:
+    def _route(self, request: Request) -> int:
         if self.present:
-            number = self._choose(asked, request, self.present)
+            number = self._choose(False, request)
             if number in self._alive:
                 return number
-            self.router.ended(self.memory, asked, number)
+            self.router.ended(self.memory, self._asked.pop(request.id), number)
+            self._without_token.pop(request.id, None)
             if not self._changes.retry:
                 self._lose(request, self._env.now, "its replica was gone")
                 return NO_REPLICA
             self.retried += 1
             alive = [number for number in self.present if number in self._alive]
             if alive:
-                return self._choose(asked, request, alive)
+                return self._choose(False, request, alive)
         self._outside.append(request)
         return NO_REPLICA
 

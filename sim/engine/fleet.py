@@ -15,16 +15,19 @@ from random import Random
 from typing import Any, Callable, Final, Optional
 
 import simpy
-from servesim.core import Request, Stuck
-from servesim.routers.router import Asked, Router
+from servesim.core import BadInput, Request, Stuck
+from servesim.routers.router import REFUSED, Asked, Router
 from servesim.routers.router import Fleet as View
 from servesim.routers.router import Replica as Reported
+from simpy.events import EventPriority
 
 from .exact_time import At
 from .loop import Loop
-from .replica import Replica
+from .replica import CachedTokens, Replica
 from .several import Servers
+from .transfers import Transfers
 
+LAST: Final = 2  # order of replicas at a time: after the router, so that they know what comes then
 NO_REPLICA: Final = -1
 Ask = Callable[[Request], Asked]  # what the router sees of a request
 
@@ -34,7 +37,7 @@ class Fleet(Servers):
 
     def __init__(
         self, replicas: Sequence[Replica], router: Router, requests: Sequence[Request], ask: Ask, seed: int,
-        staleness: float,
+        staleness: float, transfers: Optional[Transfers] = None, decode: Optional[tuple[Router, Sequence[int]]] = None,
     ) -> None:  # fmt: skip
         super().__init__([replica.loop for replica in replicas])
         self.replicas = replicas
@@ -57,19 +60,28 @@ class Fleet(Servers):
                 self._followers.setdefault(request.follows, []).append(request)
         self._released: list[tuple[float, int, Request]] = []  # followers, by their arrival
         self._ended: list[tuple[float, Request]] = []
-        self._is_coupled = bool(self._followers)  # what a replica does may bring a request to another one
-        self._is_static = not self._followers and not router.learns  # no choice depends on what the replicas do
+        self.transfers = transfers  # prefill and decode on different replicas; `router` is that of the prefills
+        self.decode_router = router if decode is None else decode[0]
+        self.decode_memory = self.decode_router.memory(len(replicas))
+        self.decode_replicas = [] if decode is None else list(decode[1])
+        if transfers is not None:
+            self.present = [number for number in self.present if number not in self.decode_replicas]
+            transfers.choose, transfers.deliver, transfers.wake = self._choose, self._deliver, self._wake
+        # what a replica does may come to another one: a request that follows another one, or KV
+        self._is_coupled = bool(self._followers) or transfers is not None
+        self._is_static = not self._is_coupled and not router.learns  # no choice depends on what the replicas do
         for replica in replicas if not self._is_static else ():
             self._attach(replica.loop)
         self._reported_at = -math.inf
         self._wakes: list[tuple[float, int]] = []  # heap of the times at which replicas go on, if not coupled
         self._env = simpy.Environment()
+        self._running: Optional[Replica] = None  # the one that runs steps now
         self._router_process: Optional[simpy.Process] = None
         self._replica_processes: list[simpy.Process] = []
 
     def _attach(self, loop: Loop) -> None:
         """Let a loop tell the router what it does, and expect requests at any time."""
-        loop.inbox.ended, loop.inbox.couples = self._ended, bool(self._followers)
+        loop.inbox.ended, loop.inbox.stops_at_ends = self._ended, bool(self._followers) or loop.server.kept is not None
         loop.fast_path, loop.holds = False, True
 
     def run(self) -> float:
@@ -77,13 +89,16 @@ class Fleet(Servers):
         env = self._env
         if self._is_static:
             while self._coming:
-                self._send(self._coming.pop())
+                request = self._coming.pop()
+                self._send(request, request.sent)
         self._replica_processes = [env.process(self._run_replica(number)) for number in range(len(self.replicas))]
         self._router_process = env.process(self._run_router())
-        env.run()
-        self.now = max(replica.loop.now for replica in self.replicas)
-        idle = [self.now - replica.loop.now + replica.idle_s for replica in self.replicas]
-        self.idle_s = sum(idle) / len(idle)  # of a replica on average
+        try:
+            env.run()
+        finally:  # also if a replica is stuck
+            self.now = max([replica.loop.now for replica in self.replicas])
+            idle = [self.now - replica.loop.now + replica.idle_s for replica in self.replicas]
+            self.idle_s = sum(idle) / len(idle)  # of a replica on average
         self._finish()
         if self._followers:
             unreleased = [request for followers in self._followers.values() for request in followers]
@@ -105,16 +120,18 @@ class Fleet(Servers):
             self._catch_up(time)
             self._tell_router(time)
             while self._next_arrival() <= time:
-                self._wake(self._send(self._pop()))
+                self._send(self._pop(), time)
 
     def _run_replica(self, number: int) -> Generator[simpy.Event, Any, None]:
         replica = self.replicas[number]
         while True:
             replica.loop.expects = self._next_arrival() < math.inf
+            self._running = replica
             time = replica.run_until(self._horizon(number))
-            if self._followers:
+            self._running = None
+            if self._is_coupled:
                 self._release()
-            yield from self._sleep(time if self._is_coupled else math.inf)
+            yield from self._sleep(time if self._is_coupled else math.inf, LAST + number)
 
     def _catch_up(self, now: float) -> None:
         """Run the replicas that may have changed something up to now. In a coupled fleet, they have run by themselves.
@@ -128,18 +145,15 @@ class Fleet(Servers):
             if time == replica.wakes_at:  # otherwise it has run since
                 heappush(wakes, (replica.run_until(now), number))
 
-    def _wake(self, number: int) -> None:
-        """Let a replica go on, which has got a request or has run."""
-        if self._is_coupled:
-            self._replica_processes[number].interrupt()
-        else:
-            heappush(self._wakes, (self.replicas[number].wakes_at, number))
-
-    def _sleep(self, time: float) -> Generator[simpy.Event, Any, Any]:
-        """Wait until a time, or until an interrupt. Return its cause."""
+    def _sleep(self, time: float, order: int = 1) -> Generator[simpy.Event, Any, Any]:
+        """Wait until a time, or until an interrupt; return its cause. At equal times, the lower order is first."""
         env = self._env
+        event = env.event()
+        if time < math.inf:
+            event._ok, event._value = True, None
+            env.schedule(event, EventPriority(order), At(max(time, env.now)))
         try:
-            yield env.event() if time == math.inf else env.timeout(At(max(time, env.now)))
+            yield event
         except simpy.Interrupt as interrupt:
             return interrupt.cause
         return None
@@ -147,9 +161,9 @@ class Fleet(Servers):
     def _horizon(self, number: int) -> float:
         """Return the time up to which nothing comes to a replica that is not known now."""
         arrival = self._next_arrival()
-        if not self._followers:
+        if not self._followers and self.transfers is None:
             return arrival
-        others = [other.wakes_at for place, other in enumerate(self.replicas) if place != number]
+        others = [other.next_event for place, other in enumerate(self.replicas) if place != number]
         return min(arrival, max(min(others, default=math.inf), math.nextafter(self._env.now, math.inf)))
 
     def _next_arrival(self) -> float:
@@ -162,34 +176,68 @@ class Fleet(Servers):
             return heappop(self._released)[2]
         return self._coming.pop()
 
-    def _send(self, request: Request) -> int:
+    def _send(self, request: Request, now: float) -> None:
         """Let the router choose a replica, and send the request to it."""
+        if self.transfers is not None:
+            self.transfers.send(request, now)
+            return
+        number = self._route(request)
+        if number != NO_REPLICA:
+            self._deliver(number, request)
+
+    def _route(self, request: Request) -> int:
+        """Return the replica of a request; NO_REPLICA: none can take it now."""
+        return self._choose(False, request)
+
+    def _deliver(self, number: int, request: Request) -> None:
+        self.replicas[number].send(request)
+        self._wake(number)
+
+    def _wake(self, number: int) -> None:
+        """Let a replica go on, which has got a request or has run. One that runs now does not pass the answer to it."""
+        replica, running = self.replicas[number], self._running
+        if self._is_static:
+            return
+        if not self._is_coupled:
+            heappush(self._wakes, (replica.wakes_at, number))
+        elif running is not replica and self._replica_processes:
+            self._replica_processes[number].interrupt()
+            if running is not None:
+                running.horizon = min(running.horizon, replica.next_event)
+
+    def _choose(self, decodes: bool, request: Request, among: Optional[Sequence[int]] = None) -> int:
+        """Return the replica that the router, or that of the decodes, chooses for a request, of all or of some."""
+        router, memory, present = self.router, self.memory, self.present if among is None else among
+        if decodes:
+            router, memory, present = self.decode_router, self.decode_memory, self.decode_replicas
+        now = max(request.sent, self._env.now)
+        if router.reads_caches:
+            for number, replica in enumerate(self.replicas):
+                replica.run_held(now)
+                self._wake(number)
         asked = self._ask(request)
-        number = self._route(asked, request)
-        if number == NO_REPLICA:
-            return number
+        view = View(now, present, memory, CachedTokens(self.replicas, request))
+        number = router.route(asked, view, self._random)
+        if number == REFUSED:
+            raise BadInput(f"cluster.router: it refuses request {request.id}; a fleet cannot simulate this")
+        if number not in present:
+            raise ValueError(f"replica {number!r}, expected one of {present}")
+        router.sent(asked, number, view)
         self.replica_of[request.id] = number
         if not self._is_static:
             self._asked[request.id] = asked
-            if self.router.reads_first_tokens:
+            if router.reads_first_tokens:
                 self._without_token[request.id] = request
-        self.replicas[number].send(request)
         return number
 
-    def _route(self, asked: Asked, request: Request) -> int:
-        """Return the replica of a request; NO_REPLICA: none can take it now."""
-        return self._choose(asked, request, self.present)
-
-    def _choose(self, asked: Asked, request: Request, present: Sequence[int]) -> int:
-        """Let the router choose one of these replicas."""
-        view = View(request.arrival, present, self.memory)
-        number = self.router.route(asked, view, self._random)
-        self.router.sent(asked, number, view)
-        return number
+    def _router_of(self, number: int) -> tuple[Router, Any]:
+        """Return the router that sends to a replica, and its memory."""
+        if number in self.decode_replicas:
+            return self.decode_router, self.decode_memory
+        return self.router, self.memory
 
     def _tell_router(self, now: float) -> None:
         """Tell the router what has happened up to now: first tokens, ends, and what the replicas report."""
-        router, memory = self.router, self.memory
         if self._without_token:
             self._tell_first_tokens(now)
         ended = self._ended
@@ -197,12 +245,21 @@ class Fleet(Servers):
             known = [end for end in ended if end[0] <= now]
             known.sort(key=_time_of)
             for _, request in known:
-                router.ended(memory, self._asked.pop(request.id), self.replica_of[request.id])
+                asked = self._asked.pop(request.id, None)
+                if asked is None:  # its prefill failed, so it was not sent to a decode replica
+                    continue
+                number = self.replica_of[request.id]
+                router, memory = self._router_of(number)
+                router.ended(memory, asked, number)
                 self._without_token.pop(request.id, None)
             ended[:] = [end for end in ended if end[0] > now]
-        if router.reads_reports and now - self._reported_at >= self.staleness:
+        reads = self.router.reads_reports or self.decode_router.reads_reports
+        if reads and now - self._reported_at >= self.staleness:
             self._reported_at = now
-            router.reported(memory, self._reports(now))
+            reports = self._reports(now)
+            self.router.reported(self.memory, reports)
+            if self.transfers is not None:
+                self.decode_router.reported(self.decode_memory, reports)
 
     def _reports(self, now: float) -> list[Reported]:
         """Return what the replicas say about themselves. A request that ends with the step of now still runs."""
@@ -218,12 +275,16 @@ class Fleet(Servers):
         started = [request for request in self._without_token.values() if (request.first_token or math.inf) <= now]
         for request in sorted(started, key=attrgetter("first_token")):
             del self._without_token[request.id]
-            self.router.prefilled(self.memory, self._asked[request.id], self.replica_of[request.id])
+            number = self.replica_of[request.id]
+            router, memory = self._router_of(number)
+            router.prefilled(memory, self._asked[request.id], number)
 
     def _release(self) -> None:
-        """Start the think time of requests whose predecessor has ended, and wake the router."""
+        """Start the think time of requests whose predecessor has ended, go on after prefills, and wake the router."""
         first = self._next_arrival()
         for now, request in self._ended:
+            if self.transfers is not None and (prefilled := self.transfers.ended(request, now)) is not None:
+                heappush(self._released, (now, prefilled.serial, prefilled))
             self._release_followers(request, now)
         if self._next_arrival() < first:
             self._wake_router()

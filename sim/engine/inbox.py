@@ -27,9 +27,9 @@ class Inbox:
     """Requests on their way to a server."""
 
     __slots__ = (
-        "_coming", "_direct", "_next", "_next_serial", "_open", "_released", "client_delay", "couples", "delayed",
-        "end_lag", "ended", "followers", "lag", "next_arrival", "per_request", "per_token", "reports_ends", "seconds",
-        "timeout",
+        "_coming", "_direct", "_next", "_next_serial", "_open", "_released", "client_delay", "delayed", "end_lag",
+        "ended", "followers", "lag", "next_arrival", "per_request", "per_token", "reports_ends", "seconds",
+        "stops_at_ends", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -69,7 +69,7 @@ class Inbox:
         self._released: list[tuple[float, int, Request]] = []  # followers whose predecessor has finished
         self.reports_ends = bool(self.followers)
         self.ended: Optional[list[tuple[float, Request]]] = None  # in a fleet: when requests ended, for the router
-        self.couples = False  # in a fleet: an end here may bring a request at the router
+        self.stops_at_ends = False  # in a fleet: an end here may bring a request at the router
         self.delayed: deque[tuple[int, Request]] = deque()  # (ended calls at which it becomes visible, request)
         self.next_arrival = self._arrival(0)
 
@@ -111,6 +111,11 @@ class Inbox:
             before = self._coming[-1].arrival if self._coming else -math.inf
             request.arrival = max(before, request.arrival) + self._work(request)
         self._coming.append(request)
+        self._update_next_arrival()
+
+    def send_again(self, request: Request, time: float) -> None:
+        """Tell the server at a time that the KV of a request that it knows has been copied."""
+        heappush(self._released, (time, request.serial, request))
         self._update_next_arrival()
 
     def take_all(self) -> list[Request]:
@@ -158,7 +163,7 @@ class Inbox:
     @property
     def has_followers(self) -> bool:
         """Whether a request waits for the end of another one, here or at the router."""
-        return self.couples or bool(self.followers)
+        return self.stops_at_ends or bool(self.followers)
 
     def unreleased(self) -> list[Request]:
         """Return the requests whose predecessor has not finished or does not exist."""

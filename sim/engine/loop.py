@@ -20,6 +20,7 @@ from .rules import rules_of
 from .server import Server
 from .step import NO_REQUESTS, Step
 from .stuck import describe_cause
+from .transfers import Port
 
 MAX_STEPS_WITHOUT_CALL: Final = 10_000  # at one time; more raise Stuck
 
@@ -77,6 +78,7 @@ class Loop:
         self.holds = False  # in a fleet: requests that are not known may come before a held plan ends
         self.expects = False  # in a fleet: the router may send more requests
         self.sleeps = False  # the next decision is at the next arrival, if that is earlier than the time given
+        self.port: Optional[Port] = None  # in a fleet: KV that leaves or enters this server
         self.calls = 0  # model calls that have ended
         self._idle = True  # no model call has run since the last wait
         self._steps_without_call = 0  # steps since the last call or wait
@@ -91,6 +93,7 @@ class Loop:
         server.record_moves = bool(observers)
         # no observer, client or follower waits for the end of a step
         self.fast_path = not (observers or check or inbox.end_lag or inbox.reports_ends)
+        server.cohort.tracks_longest = clock.reads_longest
         self.fast_forward = clock.make_fast_forward(self)
 
     def run(self, stop: Optional[Callable[[], bool]] = None) -> float:
@@ -136,6 +139,8 @@ class Loop:
     def _may_fast_forward(self) -> bool:
         """Whether held steps can run as one event. With steps in flight, failures and lag need every step."""
         server = self.server
+        if self.port is not None and self.port.is_waiting:  # every decision may start a copy
+            return False
         return self._depth == 1 or (server.flight is not None and not server.may_fail and self.inbox.lag == 1)
 
     def start(self, now: float) -> Step:
@@ -144,6 +149,8 @@ class Loop:
         arrived = self._deliver(now) if self.inbox.next_arrival <= now or self.inbox.delayed else NO_REQUESTS
         if self._times_out and self.inbox.next_timeout() <= now:
             arrived = self._abort_timed_out(now, arrived)
+        if self.port is not None:
+            self.port.advance(now)
         if not self._no_max_wait:
             server.promote(now)
         view = server.view
@@ -191,6 +198,8 @@ class Loop:
         """Submit the requests that the scheduler sees now."""
         inbox, server = self.inbox, self.server
         arrived = inbox.pop_visible(now, self.calls, self._idle)
+        if self.port is not None:
+            arrived = self.port.receive(arrived, now)
         for request in arrived:  # with a lag, the time before is front-end time, not queueing time
             server.submit(request, now, request.arrival + inbox.seconds if inbox.lag == 1 else now)
             if request.status == "done":
@@ -280,7 +289,7 @@ class Loop:
         """Raise Stuck if requests remain although no event will come. In a fleet, more requests may come."""
         if self.in_fleet:
             return
-        if not self.server.idle():
+        if not self.server.idle() or (self.port is not None and self.port.is_waiting):
             raise self.stuck("no request runs and no request will arrive", "returned no work")
         if unreleased := self.inbox.unreleased():
             raise Stuck("these requests wait for a request that does not exist or never finished", unreleased, self.now)
@@ -386,15 +395,10 @@ def build_loop(
     """Return the loop of a server, from the `engine` section of a scenario."""
     front = engine.get("front_end") or {}
     inbox = Inbox(
-        requests,
-        front.get("lag", 1),
-        front.get("seconds") or 0.0,
-        front.get("per_request") or 0.0,
-        bool(front.get("end_lag")),
-        front.get("per_token") or 0.0,
-        engine.get("client_delay") or 0.0,
+        requests, front.get("lag", 1), front.get("seconds") or 0.0, front.get("per_request") or 0.0,
+        bool(front.get("end_lag")), front.get("per_token") or 0.0, engine.get("client_delay") or 0.0,
         engine.get("client_timeout") if server.rules.aborts_lost else None,
-    )
+    )  # fmt: skip
     if engine.get("empty_step") is not None:
         server.rules.empty_step = engine["empty_step"]
     return Loop(server, inbox, clock, tuple(observers), False, device)

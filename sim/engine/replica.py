@@ -8,7 +8,8 @@ server that knows its arrivals from the beginning.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Optional
 
 from servesim.core import Request
 from servesim.routers.router import Replica as Reported
@@ -16,6 +17,7 @@ from servesim.routers.router import Replica as Reported
 from .loop import Loop
 from .server import Server
 from .step import Step
+from .texts import Text
 
 NO_ENDS: list[tuple[float, Request]] = []
 
@@ -23,13 +25,14 @@ NO_ENDS: list[tuple[float, Request]] = []
 class Replica:
     """The loop of one server in a fleet."""
 
-    __slots__ = ("_bound", "_fast_forward", "idle_s", "loop", "sent", "wakes_at")
+    __slots__ = ("_bound", "_fast_forward", "horizon", "idle_s", "loop", "sent", "wakes_at")
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
         loop.in_fleet = True
         self._fast_forward: Any = loop.fast_forward  # None: every step runs alone
         self._bound = 0.0  # held steps change nothing before this time
+        self.horizon = 0.0  # the time up to which it runs now
         self.wakes_at = 0.0  # when it may change something next
         self.idle_s = 0.0  # seconds without a model call
         self.sent = 0  # requests
@@ -59,25 +62,27 @@ class Replica:
     def run_until(self, horizon: float) -> float:
         """Run all steps that are decided before a time. Return when something may change next; inf: at a request.
 
-        If an end may bring a request, it is the last step.
+        If an end may bring a request, it is the last step. While it runs, the fleet may lower `horizon`.
         """
         loop, inbox = self.loop, self.loop.inbox
-        loop.barrier = horizon
+        loop.barrier = self.horizon = horizon
         if horizon == math.inf and not loop.holds:
             return self._run_alone()
-        ended, ends = (inbox.ended, len(inbox.ended)) if inbox.couples and inbox.ended is not None else (NO_ENDS, 0)
+        ended = inbox.ended if inbox.stops_at_ends and inbox.ended is not None else NO_ENDS
+        ends = len(ended)
         while True:
             if len(ended) > ends:
-                self.wakes_at = self._next_decision() if loop.held is None else self._bound
-                return self.wakes_at
+                self.wakes_at = self.next_event if loop.held is None else self._bound
+                return self.next_event
+            loop.barrier = horizon = self.horizon
             held = loop.held
             if held is not None:
-                if inbox.next_arrival == math.inf and self._bound >= horizon:
+                if inbox.next_arrival >= horizon and self._bound >= horizon:
                     self.wakes_at = self._bound
-                    return self._bound
+                    return self.next_event
                 self._run_held_plan(held)
                 continue
-            time = self._next_decision()
+            time = self.next_event
             if time >= horizon:
                 self.wakes_at = time
                 return time
@@ -93,7 +98,7 @@ class Replica:
         """Run all steps of a replica whose requests are all known."""
         if self.loop.held is not None:
             self._run_held_plan(self.loop.held)
-        time = self._next_decision()
+        time = self.next_event
         while time < math.inf:
             self._wait(time)
             time = self.loop.run_until_wait()
@@ -108,10 +113,11 @@ class Replica:
             self._bound = self._fast_forward.earliest_end(loop.held)
         self.wakes_at = loop.now if next_event is None else next_event
 
-    def _next_decision(self) -> float:
-        """Return when the next step is decided."""
+    @property
+    def next_event(self) -> float:
+        """The time before which it changes nothing: its next decision, or the end of a held step."""
         time = self.wakes_at
-        if self.loop.sleeps:
+        if self.loop.sleeps or self.loop.held is not None:
             time = min(time, self.loop.inbox.next_arrival)
         return max(self.loop.now, time)
 
@@ -140,4 +146,26 @@ class Replica:
         self.run_held(now)
         server = self.loop.server
         pool = server.pool
-        return Reported(len(server.waiting) + len(server.swapped), len(server.running), pool.held / max(1, pool.total))
+        waiting = len(server.waiting) + len(server.swapped)
+        if self.loop.port is not None:
+            waiting += len(self.loop.port.queue)
+        return Reported(waiting, len(server.running), pool.held / max(1, pool.total))
+
+
+class CachedTokens:
+    """Tells how many tokens of a request each replica has in its prefix cache."""
+
+    __slots__ = ("_replicas", "_request", "_text")
+
+    def __init__(self, replicas: Sequence[Replica], request: Request) -> None:
+        self._replicas = replicas
+        self._request = request
+        self._text: Optional[Text] = None
+
+    def __call__(self, number: int) -> int:
+        request, cache = self._request, self._replicas[number].server.prefix_cache
+        if cache is None or request.content is None:
+            return 0
+        if self._text is None:
+            self._text = Text(request)
+        return cache.cached_tokens(self._text, request.prompt)

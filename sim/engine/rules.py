@@ -48,6 +48,8 @@ class EngineRules:
         self.drops_tokens_in_flight = False  # a preempted request loses its token in flight and computes it again
         self.slots_field = ""  # field of the policy that limits the running requests
         self.budget_fields: tuple[str, ...] = ()  # fields that limit the tokens or the prompts of a step
+        self.loads_first = False  # remote prefill: it starts when the blocks of the decode side are allocated
+        self.recomputes_last = False  # of a prompt whose KV was copied, to sample the first token, which does not come
         self.one_token_decodes = False  # `runs_as_decode` can be true for requests with one sequence
 
     def make_cache(self, state: ServerState, host_blocks: int) -> tuple[Optional[KvCache], Optional[CacheDraft]]:
@@ -115,6 +117,18 @@ class EngineRules:
 
     def exchange(self, state: ServerState, running: Sequence[int]) -> None:
         """Learn how many requests run on each of the ranks in lock step, after a step of all of them."""
+
+    def may_load(self, state: ServerState, request: Request, blocks: int, started: int) -> bool:
+        """Whether the KV of a request, whose prompt takes this number of blocks, may be copied to this server now.
+
+        `started`: copies that started at this decision. If it may not, the requests behind it wait, too.
+        """
+        return blocks <= state.pool.free + state.pool.evictable
+
+    def may_join(self, state: ServerState) -> bool:
+        """Whether a request whose KV was copied may run now."""
+        slots = self.slots(state.policy)
+        return slots is None or len(state.running) < slots
 
     def check_waiting(self, request: Request) -> None:
         """Verify a waiting request between two steps."""

@@ -25,6 +25,7 @@ class Server(ServerState):
         max_model_len: Optional[int] = None,
         host_cache_blocks: int = 0,
     ) -> None:
+        self.name = ""  # in a fleet: that of its replica
         self.rules = rules = rules_of(policy)
         usable = blocks - rules.reserved_blocks if policy.uses_block_pool else FOREVER
         waiting: RequestQueue = SortedQueue(rules.waiting_key(policy)) if policy.is_sorted else FifoQueue()
@@ -44,6 +45,11 @@ class Server(ServerState):
 
     def submit(self, request: Request, now: float, visible_at: float) -> None:
         """Add an arrival to waiting, or reject it if it can never run. Its queueing time starts at `visible_at`."""
+        if self.accept(request, now, visible_at):
+            self.add_to_waiting(request)
+
+    def accept(self, request: Request, now: float, visible_at: float) -> bool:
+        """Set the times and the limits of an arrival. Return whether it can run; otherwise it is done."""
         request.visible_at, request.state_since, request.received = visible_at, visible_at, now
         request.arrival = request.sent if self.rules.arrival_is_send_time else visible_at
         request.max_tokens = most = self.limits.most_tokens(request)
@@ -51,14 +57,14 @@ class Server(ServerState):
             request.stop_at = most
         if reason := self.limits.rejection_reason(request):
             self.finish_unserved(request, now, "refused", reason)
-            return
+            return False
         if request.fails_at_token is not None:
             self.may_fail = True
         if request.sampling is not None:
             assert self.rules.sequence_groups, "this engine runs every answer as a request of its own"
             self.view.has_groups = True
             request.sampling = Group(request.sampling, request, self.pool, self.kv_use)
-        self.add_to_waiting(request)
+        return True
 
     def check(self) -> None:
         super().check()

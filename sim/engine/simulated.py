@@ -29,6 +29,7 @@ class SimulatedClock(Clock):
         cold_start: tuple[float, float] = (0.0, 0.0),  # extra seconds of the first prefill and the first decode
     ) -> None:
         self.cost = cost
+        self.reads_longest = cost.reads_longest
         self.padding = padding
         self.allow_fast_forward = allow_fast_forward
         self.fast_forward: Optional[FastForward] = None

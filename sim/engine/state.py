@@ -55,6 +55,9 @@ class ServerState:
         self.token_gaps = TokenGaps()
         self.work = WorkTotals(self.cohort)
         self.kv_use = KvUse()
+        self.loading: list[Request] = []  # they hold blocks for KV that comes from another server
+        # in a prefill pool: requests whose blocks stay after their end, and their unknown tokens
+        self.kept: Optional[dict[Request, int]] = None
         self.unreleased: list[tuple[Request, int]] = []  # preempted requests with blocks, and their known tokens
         self.done: list[Request] = []  # in the order in which they finished
         self.tokens_generated = 0  # over all requests
@@ -90,21 +93,25 @@ class ServerState:
             heappop(heap)
         return heap[0][0] + max_wait if heap else None
 
-    def _allocate(self, blocks: int) -> None:
+    def allocate(self, blocks: int) -> None:
         self.pool.free -= blocks
         assert self.pool.free >= 0, f"the plan needs {-self.pool.free} more blocks than are free"
 
     def admit(self, request: Request, step: Step, prefilling: bool) -> None:
         """Move a request to running, and also to the prefilling queue if its prompt stays incomplete."""
         (self.waiting if request.status == "waiting" else self.swapped).remove(request)
-        request.status = "running"
-        self.running.push(request)
-        self._admissions += 1
-        request._admission = self._admissions
+        self.run(request)
         if prefilling:
             self.add_to_prefilling(request)
         if self.record_moves:
             step.admitted = [*step.admitted, (request, request.slot)]
+
+    def run(self, request: Request) -> None:
+        """Put a request into the running queue."""
+        request.status = "running"
+        self.running.push(request)
+        self._admissions += 1
+        request._admission = self._admissions
 
     def reorder_running(self, requests: Sequence[Request]) -> None:
         """Put the running requests into a new order."""
@@ -162,10 +169,13 @@ class ServerState:
         return request.host_blocks
 
     def free_blocks(self, request: Request, unknown: int = 0) -> None:
-        """Free the device blocks of a request that is not in the cohort and will not return.
+        """Free the device blocks of a request that is not in the cohort and will not return, unless they are kept.
 
         `unknown`: tokens at the end that a prefix cache does not know.
         """
+        if self.kept is not None and request.outcome == "finished" and request in self.kept:
+            self.kept[request] = unknown
+            return
         if self.prefix_cache is not None:
             request._cached -= unknown
             self.kv_use.tokens -= unknown + self.prefix_cache.release(request, request._cached, may_return=False)
@@ -182,7 +192,7 @@ class ServerState:
         """Release the blocks of a preempted request, now or at the end of the plan."""
         computed, held = request._cached + tokens, request._blocks
         request._blocks = self.pool.blocks_for(computed)
-        self._allocate(request._blocks - held)
+        self.allocate(request._blocks - held)
         self.kv_use.tokens += tokens - unknown  # not computed, but released with the others
         self.unreleased.append((request, computed - unknown))
         if not frees_last:
@@ -250,7 +260,7 @@ class ServerState:
         """Move a request back to running and copy its blocks from the host. Return the number of copied blocks."""
         copied = request.host_blocks
         if copied:
-            self._allocate(copied)
+            self.allocate(copied)
             self.pool.host_free += copied
             request._blocks, request.host_blocks = copied, 0
             self.kv_use.tokens += stored_tokens(request)
@@ -308,13 +318,18 @@ class ServerState:
         """Return all requests that are not done."""
         return [*self.running, *self.swapped, *self.waiting]
 
+    def _outside(self) -> list[Request]:
+        """Return the requests outside of the queues that hold blocks."""
+        return [*self.loading, *(request for request in self.kept or () if request.status == "done")]
+
     def check(self) -> None:
         """Verify the counts of a server between two steps. An assertion names what is wrong."""
         pool, cohort = self.pool, self.cohort
         if self.prefix_cache is not None:
-            self.prefix_cache.check(self.running, self.kv_use.tokens)
+            self.prefix_cache.check([*self.running, *self._outside()], self.kv_use.tokens)
         else:
-            stored = list(dict.fromkeys([*self.running, *(r for r in (*self.finished, *self.swapped) if r._blocks)]))
+            stored = [*self.running, *self._outside(), *(r for r in (*self.finished, *self.swapped) if r._blocks)]
+            stored = list(dict.fromkeys(stored))
             used = sum(request.blocks for request in stored) + pool.lost
             assert pool.free + used == pool.total, f"{pool.free} free + {used} used != {pool.total} blocks"
             for request in (*self.running, *self.swapped):
@@ -327,6 +342,8 @@ class ServerState:
         decoding = [request for request in self.running if request.decodes]
         assert cohort.size == sum(r.sequences for r in decoding), "wrong size of the cohort"
         assert cohort.context == sum(r.sequences * r.cached for r in decoding), "wrong context of the cohort"
+        longest = max((r.cached for r in decoding), default=0) if cohort.tracks_longest else 0
+        assert cohort.longest == longest, "wrong longest context of the cohort"
         assert cohort.max_length == sum(r.prompt + r.max_tokens for r in decoding), "wrong lengths of the cohort"
         single = [request for request in decoding if request.sampling is None]
         assert cohort.block_offsets[-cohort.steps % pool.block_size] == sum(
