@@ -15,6 +15,7 @@ from typing import Any, Callable, Final, Optional
 
 import simpy
 from servesim.core import Request, Shape, StepCost
+from servesim.core.request import reset_request
 from servesim.routers.router import Router
 
 from .changes import Changes, Fault, Scaling
@@ -208,11 +209,9 @@ class ChangingFleet(Fleet):
 
     def _send_again(self, request: Request, now: float) -> None:
         """Bring a request to the router again, as it was sent."""
-        serial = request.serial
-        Request.__init__(request, *request.client_fields())
-        request.serial = serial
+        reset_request(request)
         request.arrival = request.visible_at = request.received = request.state_since = now
-        heappush(self._released, (now, serial, request))
+        heappush(self._released, (now, request.serial, request))
         self.retried += 1
 
     def _lose(self, request: Request, now: float, reason: str) -> None:
