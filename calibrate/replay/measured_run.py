@@ -16,7 +16,7 @@ from servesim.core import BadInput, Request, Stuck
 from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
 from servesim.costs.model_arithmetic import known_peak, model_of, stored_peak
-from servesim.engine.loop import build_server
+from servesim.engine.build import build_server
 from servesim.engine.work_totals import work_from_json
 from servesim.files.step_table import ModelCall, model_call, write_calls
 from servesim.runs.run_folder import (

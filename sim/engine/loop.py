@@ -1,22 +1,19 @@
 """The engine loop: deliver arrivals, call the policy, carry out its plan, run the model call, record the results.
 
 Simulated and live runs use this loop. They differ in the clock, which gives the end of a call; a live run has a device.
-This module also builds a server and its loop from the `engine` section of a scenario.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Final, Optional, Protocol
 
-from servesim.core import BadInput, Plan, PlanError, Policy, Rejection, Request, Stuck, View
+from servesim.core import BadInput, Plan, PlanError, Rejection, Request, Stuck, View
 
 from .clocks import Clock
 from .inbox import Inbox
 from .model_call import deliver, launch, set_start
 from .plans import start_step
-from .rules import rules_of
 from .server import Server
 from .step import NO_REQUESTS, Step
 from .stuck import describe_cause
@@ -361,44 +358,3 @@ class Loop:
     def _report_to_client(self, request: Request, now: float) -> None:
         request.client_end = now
         self.inbox.end(request, now)
-
-
-REJECT_OVERSIZED = {"auto": None, "always": True, "never": False}  # None: the rules of the engine decide
-
-
-def build_server(policy: Policy, engine: Mapping[str, Any]) -> Server:
-    """Return a server without requests, from the `engine` section of a scenario."""
-    blocks: int = engine["num_blocks"]
-    reserved = rules_of(policy).reserved_blocks
-    if blocks <= reserved:
-        raise BadInput(f"engine.num_blocks: expected more than {reserved} (reserved by this engine), got {blocks}")
-    server = Server(
-        policy,
-        blocks,
-        engine["block_size"],
-        engine.get("host_blocks", 0),
-        engine.get("max_model_len"),
-        (engine.get("host_cache") or {}).get("blocks", 0),
-    )
-    server.limits.change(engine.get("max_generate_length"), REJECT_OVERSIZED[engine.get("reject_oversized", "auto")])
-    return server
-
-
-def build_loop(
-    server: Server,
-    engine: Mapping[str, Any],
-    requests: Sequence[Request],
-    clock: Clock,
-    observers: Sequence[Observer] = (),
-    device: Optional[Device] = None,
-) -> Loop:
-    """Return the loop of a server, from the `engine` section of a scenario."""
-    front = engine.get("front_end") or {}
-    inbox = Inbox(
-        requests, front.get("lag", 1), front.get("seconds") or 0.0, front.get("per_request") or 0.0,
-        bool(front.get("end_lag")), front.get("per_token") or 0.0, engine.get("client_delay") or 0.0,
-        engine.get("client_timeout") if server.rules.aborts_lost else None,
-    )  # fmt: skip
-    if engine.get("empty_step") is not None:
-        server.rules.empty_step = engine["empty_step"]
-    return Loop(server, inbox, clock, tuple(observers), False, device)

@@ -111,7 +111,11 @@ class Run:
     @property
     def price_per_second(self) -> Optional[float]:
         """What the devices cost while the run lasts; None if it is not known."""
-        return price_per_second(self.scenario, self.profile)
+        price, ordered = price_per_second(self.scenario, self.profile), self.fleet.get("replica_seconds")
+        if price is None or ordered is None or not self.end:
+            return price
+        assert self.scenario.cluster is not None
+        return price * float(ordered) / (self.end * self.scenario.cluster.size)
 
     def result(self) -> dict[str, Any]:
         """Return the content of result.json: metrics under vLLM's keys, then simulator-only metrics."""
