@@ -24,7 +24,7 @@ from proof_derive import predict_blis_validation
 from proof_layers import predict_layers
 from proof_load import predict_ascend, predict_seed_oss
 from proof_prefix import predict_pulse
-from proof_rows import Family, Row, median_error, read_rows, write_rows
+from proof_rows import Family, Row, coverage, median_error, read_rows, write_rows
 from proof_series import predict_qwen, predict_series
 from proof_sglang import predict_sglang
 from proof_warm_cache import predict_llama_70b
@@ -66,7 +66,10 @@ def main() -> int:
         for run in as_completed(runs):
             new, seconds = run.result()
             write_rows(RESULT, merge(read_rows(RESULT) if RESULT.is_file() else [], new))
-            print(f"{runs[run]}: {len(new)} figures, median error {median_error(new):.2%}, {seconds:.0f} s", flush=True)
+            inside, known, width = coverage(new)
+            text = f"{runs[run]}: {len(new)} figures, median error {median_error(new):.2%}"
+            text += f", {inside} of {known} inside their intervals (half-width {width:.0%})" if known else ""
+            print(f"{text}, {seconds:.0f} s", flush=True)
     if runs:
         for tool in (("generate_tables.py",), ("doc_charts.py", "proof")):
             subprocess.run([sys.executable, str(ROOT / "tools" / tool[0]), *tool[1:]], check=True)

@@ -8,10 +8,12 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from proof_intervals import log_profile, predict_observed, with_intervals
 from proof_rows import Row, table
-from servesim.calibrate.logs.fit import LogFit, RunError, fit_logs
-from servesim.calibrate.logs.observed_runs import runs_from
-from servesim.calibrate.logs.residuals import predict
+from servesim.calibrate.logs.fit import LogFit, fit_logs
+from servesim.calibrate.logs.observed_runs import ObservedRun, runs_from
+from servesim.costs.device_profile import Profile
+from servesim.runs.simulate import Run, simulate
 
 Tree = dict[str, Any]
 PAIR, LOADS = "MindIE, Qwen3-32B: two settings", "Qwen3-8B, Ascend 910B: other lengths and loads"
@@ -47,19 +49,23 @@ def predict_mindie_pair(data: Path) -> list[Row]:
         "cost": {"kind": "linear", "base": 0.03, "prefill_token": 6e-5}, "free": ["base", "prefill_token"],
         "runs": runs,
     }, PAIR)  # fmt: skip
-    cost, rows = fit_logs(spec, leave_out=False).cost, []
+    profile, rows = log_profile(fit_logs(spec, leave_out=False), spec), []
     for run, row in zip(spec.runs, published):
-        metrics = predict(run, cost).metrics
-        first = metrics.ttft.max() if row["ttft_statistic"] == "max" else metrics.ttft.mean()
+        ours = with_intervals(profile, lambda drawn, run=run: figures_of(run, drawn))  # type: ignore[misc]
         name = "TTFT max" if row["ttft_statistic"] == "max" else "TTFT mean"
-        for quantity, measured, seconds in (
-            (name, row["ttft_ms"], first),
-            ("TPOT P99", row["tpot_p99_ms"], sorted(metrics.tpot_of)[math.ceil(0.99 * len(metrics.tpot_of)) - 1]),
-        ):
-            rows.append(Row(PAIR, run.name, quantity, float(measured), 1e3 * float(seconds),
+        for quantity, measured in ((name, row["ttft_ms"]), ("TPOT P99", row["tpot_p99_ms"])):
+            rows.append(Row(PAIR, run.name, quantity, float(measured), ours.figures[quantity],
                             "mean TPOT of both settings: time of a step, time of a prompt token",
-                            assumed=PAIR_ASSUMED, reason=PAIR_REASON))  # fmt: skip
+                            assumed=PAIR_ASSUMED, reason=PAIR_REASON, interval=ours.interval(quantity)))  # fmt: skip
     return rows
+
+
+def figures_of(run: ObservedRun, profile: Profile) -> tuple[Run, dict[str, float]]:
+    """Return a simulated run with the figures of the source."""
+    done = simulate(run.scenario, run.trace, profile=profile)
+    ttft, tpot = done.measures.ttft, sorted(done.measures.tpot_of)
+    figures = {"TTFT max": ttft.max(), "TTFT mean": ttft.mean(), "TPOT P99": tpot[math.ceil(0.99 * len(tpot)) - 1]}
+    return done, {name: 1e3 * float(seconds) for name, seconds in figures.items()}
 
 
 FITTED = ("random 2K input", "random 32K input", "ShareGPT batch size 4")
@@ -89,17 +95,16 @@ LOADS_REASON = (
 
 def predict_gpustack(data: Path) -> list[Row]:
     """Fit three loads of one server; predict the other three."""
-    fit = min((fit_logs(runs_from(loads_of(data, blocks), LOADS), leave_out=False) for blocks in BLOCKS), key=misfit)
+    specs = [runs_from(loads_of(data, blocks), LOADS) for blocks in BLOCKS]
+    fit, spec = min(((fit_logs(spec, leave_out=False), spec) for spec in specs), key=lambda pair: misfit(pair[0]))
+    profile = log_profile(fit, spec)
     return [
-        Row(LOADS, run.name, quantity, *pair, "random prompts of 2,000 and of 32,000 tokens; ShareGPT, 4 open requests",
-            assumed=LOADS_ASSUMED, reason=LOADS_REASON if run.name != "random 4K input" else "")
-        for run in fit.predicted
-        for quantity, pair in {"duration s": (run.measured, run.predicted), **named_figures(run)}.items()
+        Row(LOADS, run.name, quantity, run.reported[0].figures.get(figure, run.makespan), ours.figures[figure],
+            "random prompts of 2,000 and of 32,000 tokens; ShareGPT, 4 open requests", assumed=LOADS_ASSUMED,
+            reason=LOADS_REASON if run.name != "random 4K input" else "", interval=ours.interval(figure))
+        for run, ours in ((run, predict_observed(run, profile)) for run in spec.runs if not run.fit)
+        for figure, quantity in {"makespan": "duration s", **QUANTITIES}.items()
     ]  # fmt: skip
-
-
-def named_figures(run: RunError) -> dict[str, tuple[float, float]]:
-    return {name: run.figures[figure] for figure, name in QUANTITIES.items()}
 
 
 def misfit(fit: LogFit) -> float:

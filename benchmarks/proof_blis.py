@@ -10,18 +10,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from proof_intervals import log_profile, with_intervals
 from proof_rows import Row, table
 from servesim.calibrate.logs.fit import fit_logs
 from servesim.calibrate.logs.observed_runs import runs_from
 from servesim.config.scenario import scenario_from
-from servesim.core import StepCost
 from servesim.costs.device_profile import Profile
-from servesim.runs.simulate import load_trace, simulate
+from servesim.runs.simulate import Run, load_trace, simulate
 
 SET = "blis-h100: other runs of the model"
 # Bytes of KV per token and GPU, from the public dimensions of the models.
 KV_BYTES = {"Llama-2-7b": 524_288, "Llama-2-70b": 327_680 / 4, "Mixtral": 131_072 / 2, "CodeLlama": 196_608 / 2}
 BANDWIDTH = 0.8 * 3.35e12  # of an H100 SXM, bytes per second
+COLUMNS = {"E2E mean": "e2e_mean_ms", "TTFT mean": "ttft_mean_ms", "TPOT mean": "tpot_mean_ms",
+           "failed requests": "failed"}  # fmt: skip
 QUEUE_RATIO = 5.0  # p99 / median of TTFT in a run with a queue
 FITTED_SECONDS = 120.0  # of each request rate of codegen
 START_UP = 10.0  # first seconds of a run, which are not fitted: first calls of a new server are slow
@@ -38,7 +40,7 @@ OVERLOAD = ("overload: nearly all requests wait until their clients give up (300
 class Fitted(NamedTuple):
     """What the run `codegen` shows of a server."""
 
-    cost: StepCost
+    profile: Profile
     front_end: tuple[float, float]  # seconds at rate 0, and per request per second: it also serves the running streams
     start_up: float  # seconds that the first call takes longer
 
@@ -113,8 +115,9 @@ def fit_codegen(run: dict[str, str], folder: Path, scratch: Path) -> Fitted:
         scenario = scenario_of(run, write_trace(requests, scratch / "codegen.csv"), engine)
         tree = {"scenario": scenario, "cost": {**cost, "context": context}, "free": free,
                 "runs": [{"name": "codegen", "log": str(log)}]}  # fmt: skip
-        fitted = fit_logs(runs_from(tree, SET), leave_out=False).cost
-        more = front_end + ttft - simulated(scenario, fitted).ttft
+        spec = runs_from(tree, SET)
+        fitted = log_profile(fit_logs(spec, leave_out=False), spec)
+        more = front_end + ttft - simulated(scenario, fitted).measures.ttft
         front_end = max(0.0, float(more[warm].mean()))
     stage = np.array([r["stage"] for r in requests])
     stages = [warm & (stage == name) for name in stages_of(requests)]
@@ -144,10 +147,10 @@ def write_trace(requests: Sequence[dict[str, str]], path: Path) -> Path:
     return path
 
 
-def simulated(scenario: dict[str, Any], cost: StepCost) -> Any:
-    """Return the metrics of a simulated run."""
+def simulated(scenario: dict[str, Any], profile: Profile) -> Run:
+    """Return a simulated run."""
     checked = scenario_from(scenario, SET)
-    return simulate(checked, load_trace(checked), profile=Profile("fit", cost)).measures
+    return simulate(checked, load_trace(checked), profile=profile)
 
 
 def compare(
@@ -156,23 +159,23 @@ def compare(
 ) -> list[Row]:  # fmt: skip
     """Return the rows of a predicted run."""
     scenario = scenario_of(run, write_trace(requests, scratch / "run.csv"), fitted.engine(mean_rate(requests)))
-    done = simulated(scenario, fitted.cost)
-    failed = int(run["failed"])
-    queued = np.percentile(done.ttft, 99) > QUEUE_RATIO * np.median(done.ttft)
-    reason = OVERLOAD if failed else SATURATED if queued else ""
-    figures = {"E2E mean": ("e2e_mean_ms", done.e2el), "TTFT mean": ("ttft_mean_ms", done.ttft),
-               "TPOT mean": ("tpot_mean_ms", done.tpot_of)}  # fmt: skip
-    rows = []
-    for quantity, (column, seconds) in figures.items():
-        rows.append(
-            Row(SET, run["run"][16:], quantity, float(run[column]), 1e3 * float(seconds.mean()),
-                CALIBRATED, rivals.get((run["validation_id"], column), {}), ASSUMED,
-                reason)
-        )  # fmt: skip
-    if failed:
-        rows.append(Row(SET, run["run"][16:], "failed requests", failed, len(requests) - len(done.e2el),
-                        CALIBRATED, {}, ASSUMED, OVERLOAD))  # fmt: skip
-    return rows
+    predicted = with_intervals(fitted.profile, lambda profile: figures_of(simulated(scenario, profile)))
+    ttft = predicted.run.measures.ttft
+    queued = np.percentile(ttft, 99) > QUEUE_RATIO * np.median(ttft)
+    reason = OVERLOAD if int(run["failed"]) else SATURATED if queued else ""
+    return [
+        Row(SET, run["run"][16:], quantity, float(run[column]), predicted.figures[quantity], CALIBRATED,
+            rivals.get((run["validation_id"], column), {}), ASSUMED, reason, predicted.interval(quantity))
+        for quantity, column in COLUMNS.items()
+        if column != "failed" or int(run["failed"])
+    ]  # fmt: skip
+
+
+def figures_of(done: Run) -> tuple[Run, dict[str, float]]:
+    """Return a run and its figures."""
+    measures = done.measures
+    times = 1e3 * np.array([measures.e2el.mean(), measures.ttft.mean(), measures.tpot_of.mean()])
+    return done, dict(zip(COLUMNS, (*times.tolist(), len(done.requests) - len(measures.e2el))))
 
 
 def rivals_by_run(path: Path) -> dict[tuple[str, str], dict[str, float]]:

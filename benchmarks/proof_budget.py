@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from proof_intervals import Predicted, log_profile, with_intervals
 from proof_rows import Row, table
-from servesim.calibrate.logs.fit import LogFit, fit_logs
-from servesim.calibrate.logs.observed_runs import runs_from
+from servesim.calibrate.logs.fit import fit_logs
+from servesim.calibrate.logs.observed_runs import ObservedRun, runs_from
+from servesim.costs.device_profile import Profile
+from servesim.runs.simulate import Run, simulate
 
 SET = "vLLM 0.22: token budget"
 FIGURES = {"mean_e2el_ms": "avg_lat", "mean_ttft_ms": "avg_ttft", "mean_tpot_ms": "avg_tpot"}
@@ -65,8 +68,9 @@ def predict_budget(data: Path) -> list[Row]:
             of_server = [row for row in runs if (row["gpu"], row["model"]) == (gpu, model)]
             fitted = fitted_cells([cell_of(row) for row in of_server])
             tree = runs_tree(gpu, model, of_server, fitted, Path(folder))
-            fit = fit_logs(runs_from(tree, SET), leave_out=False)
-            rows += rows_of(f"{gpu}, {model.split('/')[-1]}", of_server, fitted, fit)
+            spec = runs_from(tree, SET)
+            profile = log_profile(fit_logs(spec, leave_out=False), spec)
+            rows += rows_of(f"{gpu}, {model.split('/')[-1]}", of_server, fitted, spec.runs, profile)
     return rows
 
 
@@ -123,24 +127,42 @@ def entry(row: dict[str, str], fit: bool, path: Path) -> dict[str, Any]:
     return {"name": path.stem, "scenario": scenario, "reported": reported, "fit": fit}
 
 
-def rows_of(server: str, runs: Sequence[dict[str, str]], fitted: Sequence[Cell], fit: LogFit) -> list[Row]:
-    """Return the figures of predicted cells as means over seeds, and the loss by the chosen budget of every load."""
-    by_run = {run.name: list(run.figures.values()) for run in [*fit.fitted, *fit.predicted]}
-    cells: dict[Cell, list[Any]] = defaultdict(list)
-    for k, row in enumerate(runs):
-        cells[cell_of(row)].append(by_run[str(k)])
-    means = {cell: np.mean(pairs, axis=0) for cell, pairs in cells.items()}
+def predict_cell(runs: Sequence[ObservedRun], profile: Profile) -> Predicted:
+    """Return the figures of a cell as means over seeds."""
+
+    def predict(drawn: Profile) -> tuple[Run, dict[str, float]]:
+        done = [simulate(run.scenario, run.trace, profile=drawn) for run in runs]
+        pairs = [run.reported[0].compare(one.measures) for run, one in zip(runs, done)]
+        return done[0], {figure: float(np.mean([pair[figure][1] for pair in pairs])) for figure in FIGURES}
+
+    return with_intervals(profile, predict)
+
+
+def rows_of(
+    server: str, rows: Sequence[dict[str, str]], fitted: Sequence[Cell], runs: Sequence[ObservedRun], profile: Profile
+) -> list[Row]:
+    """Return the figures of predicted cells, and the loss by the chosen budget of every load."""
+    cells: dict[Cell, list[ObservedRun]] = defaultdict(list)
+    for row, run in zip(rows, runs):
+        cells[cell_of(row)].append(run)
+    ours = {cell: predict_cell(of_cell, profile) for cell, of_cell in cells.items()}
+    means = {
+        cell: {figure: (float(np.mean([run.reported[0].figures[figure] for run in of_cell])), predicted)
+               for figure, predicted in ours[cell].figures.items()}
+        for cell, of_cell in cells.items()
+    }  # fmt: skip
     calibrated = f"budgets {fitted[0][2]} and {fitted[1][2]} at {fitted[0][1]:g} req/s"
-    rows = [
+    found = [
         Row(SET, f"{server}, {lengths}, {burst:g} req/s, budget {budget}",
-            figure.removesuffix("_ms").replace("_", " "), *pair, calibrated, {}, ASSUMED)
+            figure.removesuffix("_ms").replace("_", " "), *pair, calibrated, {}, ASSUMED,
+            interval=ours[lengths, burst, budget].interval(figure))
         for (lengths, burst, budget), pairs in means.items() if (lengths, burst, budget) not in fitted
-        for figure, pair in zip(FIGURES, pairs)
+        for figure, pair in pairs.items()
     ]  # fmt: skip
     for load in dict.fromkeys(cell[:2] for cell in means):
-        by_budget = {cell[2]: pairs[0] for cell, pairs in means.items() if cell[:2] == load}
+        by_budget = {cell[2]: pairs["mean_e2el_ms"] for cell, pairs in means.items() if cell[:2] == load}
         best, chosen = (min(by_budget, key=lambda budget, k=k: by_budget[budget][k]) for k in (0, 1))
         pair = by_budget[best][0], by_budget[chosen][0]
-        rows.append(Row(SET, f"{server}, {load[0]}, {load[1]:g} req/s: budget {best} is best, we choose {chosen}",
+        found.append(Row(SET, f"{server}, {load[0]}, {load[1]:g} req/s: budget {best} is best, we choose {chosen}",
                         "measured latency of the chosen budget", *pair, calibrated, {}, ASSUMED))  # fmt: skip
-    return rows
+    return found

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import servesim
+from proof_intervals import DRAWS, log_profile, predict_observed
 from proof_rows import Row, table_of_document
-from servesim.calibrate.logs.fit import fit_logs, run_error
+from servesim.calibrate.logs.fit import fit_logs
 from servesim.calibrate.logs.observed_runs import runs_from
 
 GPT_OSS, TRAINIUM = "gpt-oss-120b, H200: more load", "Trainium2: prefill first"
@@ -45,14 +46,14 @@ def predict_gpt_oss(data: Path) -> list[Row]:
     ]  # fmt: skip
     spec = runs_from({"scenario": scenario, "cost": cost, "free": free, "runs": runs}, GPT_OSS)
     fit = fit_logs(spec, leave_out=False)
-    cost = more_rows(fit.cost)
-    predicted = [run_error(run, cost, {}, {}) for run in spec.runs if not run.fit]
+    profile = log_profile(replace(fit, cost=more_rows(fit.cost), draws=[more_rows(draw) for draw in fit.draws]), spec)
+    predicted = [(run, predict_observed(run, profile)) for run in spec.runs if not run.fit]
     assumed = "asynchronous scheduling (default); the warm-up requests are part of the simulated loop"
     return [
-        Row(GPT_OSS, f"C = {run.name}", figure.removesuffix("_ms").replace("_", " "), *pair, "C up to 16",
-            assumed=assumed)
-        for run in predicted
-        for figure, pair in run.figures.items()
+        Row(GPT_OSS, f"C = {run.name}", figure.removesuffix("_ms").replace("_", " "), measured, ours.figures[figure],
+            "C up to 16", assumed=assumed, interval=ours.interval(figure))
+        for run, ours in predicted
+        for figure, measured in run.reported[0].figures.items()
     ]  # fmt: skip
 
 
@@ -84,12 +85,15 @@ def predict_trainium(data: Path) -> list[Row]:
             engine={"num_blocks": 100_000, "max_model_len": 1536},
             workload=closed_loop(size, 10 * size, 1024, 500),
             profile=cost,
+            intervals=DRAWS,
         ).metrics
-        figures = {"ITL": run["median_itl_ms"], "TTFT": run["mean_ttft_ms"] / 1e3, "E2E": run["mean_e2el_ms"] / 1e3,
-                   "tok/s": run["output_throughput"]}  # fmt: skip
+        limits = run["intervals"]["metrics"]
+        figures = {"ITL": ("median_itl_ms", 1.0), "TTFT": ("mean_ttft_ms", 1e3), "E2E": ("mean_e2el_ms", 1e3),
+                   "tok/s": ("output_throughput", 1.0)}  # fmt: skip
         result += [
-            Row(TRAINIUM, f"BS = {size}", name, float(row[name]), ours, "BS = 1",
-                assumed="one prompt per prefill; KV memory does not bind; TTFT and E2E are means")
-            for name, ours in figures.items()
+            Row(TRAINIUM, f"BS = {size}", name, float(row[name]), run[key] / unit, "BS = 1",
+                assumed="one prompt per prefill; KV memory does not bind; TTFT and E2E are means",
+                interval=(limits[key][0] / unit, limits[key][1] / unit))
+            for name, (key, unit) in figures.items()
         ]  # fmt: skip
     return result

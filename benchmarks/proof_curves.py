@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from closed_loops import DENSE, read_curves, runs_of
+from proof_intervals import log_profile, predict_observed
 from proof_rows import Row, table
 from servesim.calibrate.logs.fit import fit_logs
 
@@ -25,23 +26,16 @@ def predict_curves(data: Path, dense: bool) -> list[Row]:
         setting = f"{about['model'].split('/')[-1]}, {about['system']}, {about['isl']}/{about['osl']}, {name}"
         ttft = [float(point["ttft_mean_ms"]) for point in points]
         jumps = any(high > 4 * low for low, high in zip(ttft, ttft[1:]))
-        for run in fit_logs(runs_of(points), leave_out=False).predicted:
+        spec = runs_of(points)
+        profile = log_profile(fit_logs(spec, leave_out=False), spec)
+        for run in (run for run in spec.runs if not run.fit):
+            ours = predict_observed(run, profile)
             for figure, quantity in QUANTITIES.items():
-                measured, ours = run.figures[figure]
                 reason = MEMORY if jumps and quantity == "TTFT mean" else ""
                 rows.append(
-                    Row(
-                        SETS[dense],
-                        f"{setting}, {run.name}",
-                        quantity,
-                        measured,
-                        ours,
-                        "end points",
-                        {},
-                        ASSUMED,
-                        reason,
-                    )
-                )
+                    Row(SETS[dense], f"{setting}, {run.name}", quantity, run.reported[0].figures[figure],
+                        ours.figures[figure], "end points", {}, ASSUMED, reason, ours.interval(figure))
+                )  # fmt: skip
     return rows
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import servesim
+from proof_intervals import DRAWS, NO_LIMITS
 from proof_rows import Row, table
 from servesim.config.memory import MemoryBudget
 from servesim.costs.derivation import Setting, derive_profile, setting_of
@@ -47,7 +48,7 @@ def predict_blis_validation(data: Path, only: str = "") -> list[Row]:
     settings = {run["run"]: run for run in table(folder / "runs.csv")}
     measured = {row["run"]: row for row in table(folder / "measured.csv") if row["stage"] == "all"}
     others = factors_of_others(folder / "predictions.csv.gz")
-    first = simulate(settings.pop(FRONT_END_RUN), 0.0)
+    first = simulate(settings.pop(FRONT_END_RUN), 0.0, draws=0)
     front_end = (float(measured[FRONT_END_RUN]["ttft_mean_ms"]) - first["mean_ttft_ms"]) / 1e3
     chosen = [run for run in settings.values() if only in run["run"]]
     with ProcessPoolExecutor() as pool:
@@ -58,8 +59,9 @@ def predict_blis_validation(data: Path, only: str = "") -> list[Row]:
         for column, (quantity, own) in FIGURES.items():
             value = float(figures[column])
             rivals = {name: value * factors[column] for name, factors in others[run["run"]].items()}
-            rows.append(Row(SETS[run["part"]], run["run"], quantity, value, result[own], CALIBRATED, rivals, ASSUMED,
-                            reason_of(run, figures)))  # fmt: skip
+            rows.append(Row(SETS[run["part"]], run["run"], quantity, value, float(result[own]), CALIBRATED, rivals,
+                            ASSUMED, reason_of(run, figures),
+                            result["intervals"]["metrics"].get(own, NO_LIMITS)))  # fmt: skip
     return rows
 
 
@@ -91,7 +93,7 @@ def factors_of_others(path: Path) -> dict[str, dict[str, dict[str, float]]]:
     return factors
 
 
-def simulate(run: Mapping[str, str], front_end: float) -> dict[str, float]:
+def simulate(run: Mapping[str, str], front_end: float, draws: int = DRAWS) -> Mapping[str, Any]:
     """Derive the profile of a run, simulate it, and return its metrics."""
     source = load_profile(measured_for(run))
     old = setting_of(source)
@@ -115,8 +117,10 @@ def simulate(run: Mapping[str, str], front_end: float) -> dict[str, float]:
             },
             engine={"num_blocks": blocks, "max_model_len": 4096, "client_timeout": 300, "sampling": sampling},
             profile=folder,
+            intervals=draws,
         )
-    return {own: float(result.metrics[own]) for _, own in FIGURES.values()}
+    metrics: Mapping[str, Any] = result.metrics
+    return metrics
 
 
 def memory_blocks(about: Mapping[str, Any], run: Mapping[str, str]) -> int:

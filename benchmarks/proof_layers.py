@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import servesim
+from proof_intervals import DRAWS, NO_LIMITS
 from proof_rows import Row, table
 from servesim.calibrate.imports.cost_tables import import_layers
 
@@ -93,7 +94,13 @@ def compare(
             "max_num_batched_tokens": 2048,
             "version": "0.19.0",
         }
-        run = servesim.run(trace=trace, policy=policy, engine={"num_blocks": blocks}, profile=Path(folder) / "profile")
+        run = servesim.run(
+            trace=trace,
+            policy=policy,
+            engine={"num_blocks": blocks},
+            profile=Path(folder) / "profile",
+            intervals=DRAWS,
+        )
     times = np.array([(r.arrival, r.first, r.last, r.output) for r in measured])
     ttft, decode, e2e = times[:, 1] - times[:, 0], times[:, 2] - times[:, 1], times[:, 2] - times[:, 0]
     figures = {"E2E mean": (e2e, "mean_e2el_ms"), "TTFT mean": (ttft, "mean_ttft_ms"),
@@ -101,7 +108,7 @@ def compare(
     assumed = "asynchronous scheduling and prefix caching on (defaults of 0.19); no host time"
     return [
         Row(SET, name, quantity, 1e3 * float(seconds.mean()), run.metrics[key], "layer profile", rivals[quantity],
-            assumed, reason)
+            assumed, reason, run.metrics["intervals"]["metrics"].get(key, NO_LIMITS))
         for quantity, (seconds, key) in figures.items()
     ]  # fmt: skip
 

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from proof_closed import closed_loop
+from proof_intervals import log_profile, with_intervals
 from proof_rows import Row, table, table_of_document
 from servesim.calibrate.logs.fit import fit_logs
-from servesim.calibrate.logs.observed_runs import runs_from
-from servesim.calibrate.logs.residuals import predict
+from servesim.calibrate.logs.observed_runs import ObservedRun, runs_from
+from servesim.costs.device_profile import Profile
+from servesim.runs.simulate import Run, simulate
 
 SEED_OSS, ASCEND = "Seed-OSS-36B, H100: more load", "Qwen3-32B, Ascend A2: other data sets"
 QUANTITIES = {"median_tpot_ms": "TPOT median", "mean_tpot_ms": "TPOT mean", "median_ttft_ms": "TTFT median",
@@ -42,15 +44,25 @@ def predict_loops(
     ]  # fmt: skip
     scenario = {"policy": {"name": "vllm-v1", **policy}, "engine": {"num_blocks": 100_000}}  # memory does not bind
     spec = runs_from({"scenario": scenario, "cost": {"kind": "linear", **cost}, "free": FREE, "runs": runs}, name)
-    fitted, rows = fit_logs(spec, leave_out=False).cost, []
+    profile, rows = log_profile(fit_logs(spec, leave_out=False), spec), []
     calibrated, assumed, reason = texts
     for point, run in zip(points, spec.runs):
         if not point.fit:
-            done = predict(run, fitted)
-            pairs = {QUANTITIES[key]: pair for key, pair in run.reported[0].compare(done.metrics).items()}
-            pairs["tok/s"] = point.throughput, done.metrics.outputs / done.makespan
-            rows += [Row(name, point.name, key, *pair, calibrated, {}, assumed, reason) for key, pair in pairs.items()]
+            ours = with_intervals(profile, lambda drawn, run=run: figures_of(run, drawn))  # type: ignore[misc]
+            measured = {**point.figures, "tok/s": point.throughput}
+            rows += [
+                Row(name, point.name, QUANTITIES.get(key, key), value, ours.figures[key], calibrated, {}, assumed,
+                    reason, ours.interval(key))
+                for key, value in measured.items()
+            ]  # fmt: skip
     return rows
+
+
+def figures_of(run: ObservedRun, profile: Profile) -> tuple[Run, dict[str, float]]:
+    """Return a simulated run with its figures and its throughput."""
+    done = simulate(run.scenario, run.trace, profile=profile)
+    figures = {name: pair[1] for name, pair in run.reported[0].compare(done.measures).items()}
+    return done, {**figures, "tok/s": done.measures.outputs / done.measures.makespan}
 
 
 def predict_seed_oss(data: Path) -> list[Row]:

@@ -12,9 +12,10 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
-COLUMNS = ("set", "run", "quantity", "measured", "predicted", "rivals", "calibrated_on", "assumed", "reason")
+COLUMNS = ("set", "run", "quantity", "measured", "predicted", "low", "high", "rivals", "calibrated_on", "assumed",
+           "reason")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,19 @@ class Row:
     rivals: Mapping[str, float] = field(default_factory=dict)  # predictions of other simulators, by name
     assumed: str = ""  # what the source does not state
     reason: str = ""  # why the prediction is bad, if it is
+    interval: tuple[Optional[float], Optional[float]] = (None, None)  # of 95 %; none for figures that have no interval
+
+    @property
+    def inside(self) -> Optional[bool]:
+        """Whether the measured value is inside the interval; None without one."""
+        low, high = self.interval
+        return None if low is None or high is None else low <= self.measured <= high
+
+    @property
+    def half_width(self) -> float:
+        """Half the width of the interval, relative to the predicted value."""
+        low, high = self.interval
+        return 0.0 if low is None or high is None or not self.predicted else (high - low) / 2 / abs(self.predicted)
 
     @property
     def error(self) -> float:
@@ -49,6 +63,13 @@ def median_error(rows: Iterable[Row], simulator: str = "") -> float:
     return statistics.median(abs(relative_error(value, row.measured)) for value, row in zip(values, rows))
 
 
+def coverage(rows: Iterable[Row]) -> tuple[int, int, float]:
+    """Return how many measured values are inside their intervals, how many have one, and the median half-width."""
+    known = [row for row in rows if row.inside is not None]
+    widths = [row.half_width for row in known]
+    return sum(bool(row.inside) for row in known), len(known), statistics.median(widths) if widths else 0.0
+
+
 Family = Callable[[Path], list[Row]]
 
 
@@ -59,7 +80,8 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
         writer.writerow(COLUMNS)
         for row in rows:
             rivals = json.dumps({name: float(f"{value:.6g}") for name, value in row.rivals.items()})
-            figures = (f"{row.measured:.6g}", f"{row.predicted:.6g}", rivals if row.rivals else "")
+            numbers = (row.measured, row.predicted, *row.interval)
+            figures = (*("" if value is None else f"{value:.6g}" for value in numbers), rivals if row.rivals else "")
             writer.writerow((row.set, row.run, row.quantity, *figures, row.calibrated_on, row.assumed, row.reason))
 
 
@@ -69,9 +91,15 @@ def read_rows(path: Path) -> list[Row]:
         cells = list(csv.DictReader(file))
     return [
         Row(c["set"], c["run"], c["quantity"], float(c["measured"]), float(c["predicted"]), c["calibrated_on"],
-            json.loads(c["rivals"]) if c["rivals"] else {}, c["assumed"], c["reason"])
+            json.loads(c["rivals"]) if c["rivals"] else {}, c["assumed"], c["reason"],
+            (number(c["low"]), number(c["high"])))
         for c in cells
     ]  # fmt: skip
+
+
+def number(cell: str) -> Optional[float]:
+    """Return the number of a cell, None if it is empty."""
+    return float(cell) if cell else None
 
 
 def table(path: Path) -> list[dict[str, Any]]:

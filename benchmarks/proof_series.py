@@ -14,17 +14,18 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 import servesim
+from proof_intervals import DRAWS, NO_LIMITS
 from proof_rows import Row, table
 from servesim.calibrate.imports.cost_tables import import_layers
 from servesim.costs.derivation import Setting, derive_profile, setting_of
 from servesim.costs.device_profile import load_profile, write_profile
 from servesim.costs.parts import MixedPart, PartsCost
 from servesim.costs.public_models import find_device, find_model
+from servesim.costs.uncertainty import MODEL_SPREAD, TTFT_SPREAD
 
 SET, EXPERTS = "ispass26: layer times", "layer profile: experts on two GPUs"
 ONCE = ("embedding", "final_layernorm")  # of a step; the other layers are in each transformer layer
@@ -70,7 +71,8 @@ CONNECTOR = (
     "a token takes longer than on the server that computes prompts too (28.1 against 26.7 ms), so the connector, or "
     "the eager mode of its examples, adds time to each step of the decode server"
 )
-Runs = list[Any]  # one result of servesim.run per replica
+Figure = tuple[str, float, float, dict[str, float], tuple[Any, Any]]  # quantity, measured, ours, of others, interval
+ABOUT = {"name": "layers", "uncertainty": {"session": MODEL_SPREAD, "ttft": TTFT_SPREAD}}  # as imports have
 
 
 def predict_series(data: Path) -> list[Row]:
@@ -85,17 +87,18 @@ def predict_series(data: Path) -> list[Row]:
         tables = folder / "profile" / f"{series.device}-{series.model}-tp{series.degree}" / "layers.csv.gz"
         policy = {**SCHEDULER, **OLD, "enable_prefix_caching": series.caching}
         with tempfile.TemporaryDirectory() as scratch:
-            write_profile(Path(scratch) / "profile", {"name": "layers"}, cost_of(series, table(tables)))
-            cluster = {**APART, "transfer": {"token_bytes": kv_bytes(series)}} if series.apart else None
-            runs = simulate(table(folder / "workloads" / "dense.csv.gz"), Path(scratch), policy,
-                            series.replicas, cluster)  # fmt: skip
+            write_profile(Path(scratch) / "profile", ABOUT, cost_of(series, table(tables)))
+            cluster: Mapping[str, Any] = {"replicas": series.replicas}
+            if series.apart:
+                cluster = {**APART, "transfer": {"token_bytes": kv_bytes(series)}}
+            run = simulate(table(folder / "workloads" / "dense.csv.gz"), Path(scratch), policy, cluster)
         assumed = SYNCHRONOUS + (ALTERNATE if series.replicas > 1 else TRANSFER if series.apart else "")
-        for quantity, measured, predicted, others in (
-            *series_figures(folder, series, runs),
-            *mean_figures(means[series.run], runs, rivals),
+        for quantity, measured, predicted, others, interval in (
+            *series_figures(folder, series, run),
+            *mean_figures(means[series.run], run, rivals),
         ):
             rows.append(Row(SET, series.run, quantity, measured, predicted, CALIBRATED, others, assumed,
-                            CONNECTOR if series.apart else EAGER))  # fmt: skip
+                            CONNECTOR if series.apart else EAGER, interval))  # fmt: skip
     return rows
 
 
@@ -133,47 +136,42 @@ def rising(values: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def simulate(
-    requests: Sequence[Mapping[str, str]], scratch: Path, policy: Mapping[str, Any], replicas: int,
-    cluster: Optional[Mapping[str, Any]] = None,
-) -> Runs:  # fmt: skip
-    """Run the requests on replicas with the profile of the folder; each replica gets every n-th request."""
-    runs = []
-    for number in range(replicas):
-        trace = scratch / f"{number}.csv"
-        with trace.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            names = ("arrival_s", "prompt_tokens", "output_tokens", "hash_ids")
-            writer.writerow(names)
-            writer.writerows([request[name] for name in names] for request in requests[number::replicas])
-        runs.append(
-            servesim.run(
-                {} if cluster is None else {"cluster": cluster},
-                trace=trace,
-                policy=policy,
-                engine={"num_blocks": BLOCKS},
-                profile=scratch / "profile",
-                decisions=cluster is None,
-            )
-        )
-    return runs
+    requests: Sequence[Mapping[str, str]], scratch: Path, policy: Mapping[str, Any], cluster: Mapping[str, Any]
+) -> Any:
+    """Run the requests on replicas with the profile of the folder; they get the requests in turn."""
+    trace = scratch / "trace.csv"
+    with trace.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        names = ("arrival_s", "prompt_tokens", "output_tokens", "hash_ids")
+        writer.writerow(names)
+        writer.writerows([request[name] for name in names] for request in requests)
+    return servesim.run(
+        {"cluster": cluster},
+        trace=trace,
+        policy=policy,
+        engine={"num_blocks": BLOCKS},
+        profile=scratch / "profile",
+        decisions=True,
+        intervals=DRAWS,
+    )
 
 
-def series_figures(folder: Path, series: Series, runs: Runs) -> list[tuple[str, float, float, dict[str, float]]]:
+def series_figures(folder: Path, series: Series, run: Any) -> list[Figure]:
     """Return the mean difference of tokens in each second, and the last second with tokens."""
     path = folder / "series" / f"{series.run.replace('/', '_')}.csv"
     if series.apart or not path.is_file():
         return []
     lines = table(path)
     measured, theirs = (np.array([float(line[column]) for line in lines]) for column in list(lines[0])[1:])
-    longest = max(len(measured), *(int(np.ceil(run.decisions.t_end.max())) + 1 for run in runs))
+    longest = max(len(measured), int(np.ceil(run.decisions.t_end.max())) + 1)
     measured, theirs = (np.pad(values, (0, longest - len(values))) for values in (measured, theirs))
-    ours = sum(tokens_by_second(run, longest) for run in runs)
+    ours = tokens_by_second(run, longest)
     mean, names = float(measured[: len(lines)].mean()), ("measured", "LLMServingSim 2.0", "ours")
     ends = {name: float(np.flatnonzero(values)[-1]) for name, values in zip(names, (measured, theirs, ours))}
     differences = [mean + float(np.abs(values - measured).sum()) / len(lines) for values in (theirs, ours)]
     return [
-        ("tok/s, plus the mean difference of a second", mean, differences[1], {names[1]: differences[0]}),
-        ("last second with tokens", ends["measured"], ends["ours"], {names[1]: ends[names[1]]}),
+        ("tok/s, plus the mean difference of a second", mean, differences[1], {names[1]: differences[0]}, NO_LIMITS),
+        ("last second with tokens", ends["measured"], ends["ours"], {names[1]: ends[names[1]]}, NO_LIMITS),
     ]
 
 
@@ -184,17 +182,23 @@ def tokens_by_second(run: Any, seconds: int) -> Any:
 
 
 def mean_figures(
-    means: Mapping[str, str], runs: Runs, rivals: Mapping[tuple[str, str], dict[str, float]]
-) -> list[tuple[str, float, float, dict[str, float]]]:
+    means: Mapping[str, str], run: Any, rivals: Mapping[tuple[str, str], dict[str, float]]
+) -> list[Figure]:
     """Return the means that are published for a run with one server."""
     columns = {"tok/s": ("throughput_tok_s", "throughput_tok_s", "output_throughput"),
                "TTFT mean": ("ttft_mean_ms", "mean_ttft_ms", "mean_ttft_ms"),
                "TPOT mean": ("tpot_mean_ms", "mean_tpot_ms", "mean_tpot_ms")}  # fmt: skip
     return [
-        (quantity, float(means[column]), float(runs[0].metrics[own]), rivals[means["run"], metric])
+        (quantity, float(means[column]), float(run.metrics[own]), rivals[means["run"], metric], mean_limits(run, own))
         for quantity, (column, metric, own) in columns.items()
         if means[column]
-    ]
+    ]  # fmt: skip
+
+
+def mean_limits(run: Any, metric: str) -> tuple[Any, Any]:
+    """Return the interval of a mean."""
+    limits: tuple[Any, Any] = run.metrics["intervals"]["metrics"].get(metric, NO_LIMITS)
+    return limits
 
 
 def predict_qwen(data: Path) -> list[Row]:
@@ -207,14 +211,15 @@ def predict_qwen(data: Path) -> list[Row]:
         scratch = Path(name)
         add_exchange(folder / "profile" / QWEN / "tp1", scratch / "tables")
         import_layers(scratch / "tables", scratch / "profile", QWEN_LAYERS, experts=(LOCAL_EXPERTS, PER_TOKEN))
-        runs = simulate(requests, scratch, {**SCHEDULER, "version": "0.19.0"}, 2)
-    done = pd.concat([run.requests for run in runs])
-    figures = {"E2E mean": ("e2e_mean_ms", done.e2el), "TTFT mean": ("ttft_mean_ms", done.ttft),
-               "TPOT mean": ("tpot_mean_ms", done.tpot)}  # fmt: skip
+        run = simulate(requests, scratch, {**SCHEDULER, "version": "0.19.0"}, {"replicas": 2})
+    done = run.requests
+    figures = {"E2E mean": ("e2e_mean_ms", "mean_e2el_ms", done.e2el),
+               "TTFT mean": ("ttft_mean_ms", "mean_ttft_ms", done.ttft),
+               "TPOT mean": ("tpot_mean_ms", "mean_tpot_ms", done.tpot)}  # fmt: skip
     return [
         Row(EXPERTS, f"2 x RTX PRO 6000, {QWEN}", quantity, float(measured[column]), 1e3 * float(seconds.mean()),
-            "layer profile", {"LLMServingSim": float(rival[column])}, LINK, LOCKSTEP)
-        for quantity, (column, seconds) in figures.items()
+            "layer profile", {"LLMServingSim": float(rival[column])}, LINK, LOCKSTEP, mean_limits(run, own))
+        for quantity, (column, own, seconds) in figures.items()
     ]  # fmt: skip
 
 

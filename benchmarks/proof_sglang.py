@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from proof_intervals import with_intervals
 from proof_rows import Row, table_of_document
 from scipy.optimize import least_squares
 from servesim.calibrate.logs.observed_runs import ObservedRun, relative_spread, runs_from
 from servesim.calibrate.logs.residuals import predict
 from servesim.config.layers import merge
 from servesim.core import StepCost
+from servesim.costs.device_profile import Profile
 from servesim.costs.mapping import cost_from
+from servesim.runs.simulate import Run, simulate
 
 SET = "SGLang 0.5.18, RTX 4090: other loads and settings"
 TOKENS, MAX_MODEL_LEN = 87_552, 40_960  # of the KV pool; of Qwen3-4B
@@ -128,19 +131,27 @@ def fit(points: list[tuple[int, int, float]], runs: list[ObservedRun]) -> StepCo
 
 def compare(name: str, row: dict[str, str], run: ObservedRun, cost: StepCost) -> list[Row]:
     """Return the rows of a predicted run."""
-    done = predict(run, cost)
-    ours = {
-        "retractions": sum(request.preemptions for request in done.metrics.requests),
-        "wall s": done.makespan,
-        "TTFT p99 s": float(np.percentile(done.metrics.ttft, 99)),
-        "TPOT p50 ms": 1e3 * float(np.percentile(done.metrics.tpot, 50)),
-        "TTFT mean s": float(done.metrics.ttft.mean()),
-        "E2E p50 s": float(np.percentile(done.metrics.e2el, 50)),
+    ours = with_intervals(Profile("fit", cost), lambda profile: figures_of(run, profile))
+    retractions, rows = number(row["retractions"]), []
+    missed = abs(ours.figures["preemptions"] - retractions) > max(3, 0.15 * retractions)
+    for key, value in ours.figures.items():
+        figure = "retractions" if key == "preemptions" else key
+        if figure in row:
+            rows.append(Row(SET, name, figure, number(row[figure]), value, CALIBRATED, assumed=ASSUMED,
+                            reason=FIRST_SECONDS if missed and key == "preemptions" else "",
+                            interval=ours.interval(key)))  # fmt: skip
+    return rows
+
+
+def figures_of(run: ObservedRun, profile: Profile) -> tuple[Run, dict[str, float]]:
+    """Return a simulated run with the figures of the tables."""
+    done = simulate(run.scenario, run.trace, profile=profile)
+    measures = done.measures
+    return done, {
+        "preemptions": sum(request.preemptions for request in done.requests),
+        "wall s": measures.makespan,
+        "TTFT p99 s": float(np.percentile(measures.ttft, 99)),
+        "TPOT p50 ms": 1e3 * float(np.percentile(measures.tpot, 50)),
+        "TTFT mean s": float(measures.ttft.mean()),
+        "E2E p50 s": float(np.percentile(measures.e2el, 50)),
     }
-    missed = abs(ours["retractions"] - number(row["retractions"])) > max(3, 0.15 * number(row["retractions"]))
-    return [
-        Row(SET, name, figure, number(row[figure]), value, CALIBRATED, assumed=ASSUMED,
-            reason=FIRST_SECONDS if missed and figure == "retractions" else "")
-        for figure, value in ours.items()
-        if figure in row
-    ]  # fmt: skip

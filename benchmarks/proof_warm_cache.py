@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from proof_intervals import log_profile, predict_observed
 from proof_rows import Row, table_of_document
-from servesim.calibrate.logs.fit import fit_logs, run_error
+from servesim.calibrate.logs.fit import fit_logs
 from servesim.calibrate.logs.observed_runs import ObservedRun, Reported, runs_from
 
 SET = "Llama-70B FP8, H200: more load"
@@ -38,16 +39,20 @@ def predict_llama_70b(data: Path) -> list[Row]:
         cost = {"kind": "linear", "base": 0.02, "decode_row": 1e-4, "context": 4e-8, "prefill_token": 1e-4}
         free = {"base": 1.0, "decode_row": 1.0, "context": 0.2, "prefill_token": 1.0}
         spec = runs_from({"cost": cost, "free": free, "runs": [entry(BASELINE, low, Path(folder))]}, SET)
-        fit = fit_logs(replace(spec, runs=[with_rates(spec.runs[0], low)]), leave_out=False)
-        result = []
+        spec = replace(spec, runs=[with_rates(spec.runs[0], low)])
+        profile, result = log_profile(fit_logs(spec, leave_out=False), spec), []
         for name, of_setting in by_setting.items():
             tree = {"cost": cost, "free": free, "runs": [entry(name, of_setting, Path(folder))]}
             run = with_rates(runs_from(tree, SET).runs[0], of_setting)
-            for key, pair in run_error(run, fit.cost, {}, fit.front_end).figures.items():
-                rate, figure = key.split(" ")
+            ours = predict_observed(run, profile)
+            for rate, figure, measured in (
+                (part.name, figure, measured) for part in run.reported for figure, measured in part.figures.items()
+            ):
                 if name != BASELINE or float(rate) > HIGHEST_FITTED:
-                    result.append(Row(SET, f"{name}, {rate} req/s", FIGURES[figure], *pair,
-                                      "baseline at 0.5 to 2.5 req/s", {}, ASSUMED, REASON))  # fmt: skip
+                    key = f"{rate} {figure}"
+                    result.append(Row(SET, f"{name}, {rate} req/s", FIGURES[figure], measured, ours.figures[key],
+                                      "baseline at 0.5 to 2.5 req/s", {}, ASSUMED, REASON,
+                                      ours.interval(key)))  # fmt: skip
     return result
 
 

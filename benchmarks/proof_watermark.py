@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from proof_intervals import NO_LIMITS, Predicted, log_profile, with_intervals
 from proof_rows import Row, table_of_document
 from servesim.calibrate.logs.fit import fit_logs
 from servesim.calibrate.logs.observed_runs import runs_from
 from servesim.config.layers import merge
 from servesim.config.scenario import scenario_from
 from servesim.costs.device_profile import Profile
-from servesim.runs.simulate import load_trace, simulate
+from servesim.runs.simulate import Run, load_trace, simulate
 
 SET = "vLLM 44594: watermark"
 PROMPTS, SEEDS = 450, range(5)  # the order of the lengths is not known: the mean over seeds
@@ -31,27 +33,29 @@ MEDIAN_TTFT = "half of the requests wait: the median depends on the order of len
 def predict_watermark(data: Path) -> list[Row]:
     """Fit the costs to the row "off" only; predict the other rows, and the best of them."""
     rows = table_of_document(data / "measured" / "published" / "vllm-44594-watermark.md", "watermark")
-    cost, others = fit_off(rows[0]), rows[1:]
-    ours = {row["watermark"]: simulate_watermark(cost, float(row["watermark"])) for row in others}
+    profile, others = fit_off(rows[0]), rows[1:]
+    ours = {row["watermark"]: predict_row(profile, float(row["watermark"])) for row in others}
     cells = [
-        (f"watermark {row['watermark']}", quantity, float(row[quantity]), predicted)
+        (f"watermark {row['watermark']}", quantity, float(row[quantity]), predicted,
+         ours[row["watermark"]].interval(quantity))
         for row in others
-        for quantity, predicted in ours[row["watermark"]].items()
+        for quantity, predicted in ours[row["watermark"]].figures.items()
         if row[quantity][0].isdigit()
-    ]
+    ]  # fmt: skip
     best, chosen = (max(figures, key=lambda name: figures[name]) for figures in (
         {row["watermark"]: float(row["out tok/s"]) for row in others},
-        {name: predicted["out tok/s"] for name, predicted in ours.items()},
+        {name: predicted.figures["out tok/s"] for name, predicted in ours.items()},
     ))  # fmt: skip
-    cells.append(("all rows", "watermark with the best throughput", float(best), float(chosen)))
+    cells.append(("all rows", "watermark with the best throughput", float(best), float(chosen), NO_LIMITS))
     return [
-        Row(SET, *cell, 'row "off"', assumed=ASSUMED, reason=MEDIAN_TTFT if cell[1] == "TTFT p50 s" else "")
-        for cell in cells
-    ]
+        Row(SET, *cell, 'row "off"', assumed=ASSUMED, reason=MEDIAN_TTFT if cell[1] == "TTFT p50 s" else "",
+            interval=interval)
+        for *cell, interval in cells
+    ]  # fmt: skip
 
 
-def fit_off(row: dict[str, str]) -> Any:
-    """Return the costs that give the times of the row without a watermark."""
+def fit_off(row: dict[str, str]) -> Profile:
+    """Return the profile that gives the times of the row without a watermark."""
     reported = {
         "median_ttft_ms": 1e3 * float(row["TTFT p50 s"]),
         "p99_ttft_ms": 1e3 * float(row["TTFT p99 s"]),
@@ -60,15 +64,25 @@ def fit_off(row: dict[str, str]) -> Any:
     }
     run = {"name": "off", "total": PROMPTS / float(row["req/s"]), "reported": reported}
     free = {"base": 1.0, "decode_row": 1.0, "context": 0.3, "prefill_token": 0.5}
-    return fit_logs(runs_from({"scenario": SCENARIO, "cost": COST, "free": free, "runs": [run]}, SET)).cost
+    spec = runs_from({"scenario": SCENARIO, "cost": COST, "free": free, "runs": [run]}, SET)
+    return log_profile(fit_logs(spec), spec)
 
 
-def simulate_watermark(cost: Any, watermark: float) -> dict[str, float]:
+def predict_row(profile: Profile, watermark: float) -> Predicted:
+    """Return the figures of a row of the table."""
+    return with_intervals(
+        profile,
+        lambda drawn: simulate_watermark(drawn, watermark, SEEDS),
+        lambda k, drawn: simulate_watermark(drawn, watermark, [k % len(SEEDS)]),
+    )
+
+
+def simulate_watermark(profile: Profile, watermark: float, seeds: Sequence[int]) -> tuple[Run, dict[str, float]]:
     """Return the figures of the table, as means over seeds."""
     results = []
-    for seed in SEEDS:
+    for seed in seeds:
         scenario = scenario_from(merge(SCENARIO, {"policy": {"watermark": watermark}, "seed": seed}), SET)
-        done = simulate(scenario, load_trace(scenario), profile=Profile("fit", cost))
+        done = simulate(scenario, load_trace(scenario), profile=profile)
         results.append({
             "preemptions": sum(request.preemptions for request in done.requests),
             "out tok/s": sum(request.written for request in done.requests) / done.measures.makespan,
@@ -76,4 +90,4 @@ def simulate_watermark(cost: Any, watermark: float) -> dict[str, float]:
             "TTFT p99 s": float(np.percentile(done.measures.ttft, 99)),
             "E2EL p50 s": float(np.percentile(done.measures.e2el, 50)),
         })  # fmt: skip
-    return {name: statistics.mean(result[name] for result in results) for name in results[0]}
+    return done, {name: statistics.mean(result[name] for result in results) for name in results[0]}

@@ -64,9 +64,10 @@ WORKLOADS: dict[str, dict[str, Any]] = {
     # one workload at two loads: nothing waits, and nearly all the capacity is used
     "steps-light": {"requests": 400, "seed": 11, "few_blocks": 1500, "load": 0.25, "settings": ASYNC_SETTINGS},
     "steps-busy": {"requests": 400, "seed": 11, "few_blocks": 1500, "load": 0.9, "settings": ASYNC_SETTINGS},
-    # 512 running requests: all at once, and nearly all the capacity
+    # 512 running requests: all at once, and at 0.7 and 0.5 of the capacity
     "many": {"requests": 2000, "seed": 12, "few_blocks": 1500, "load": 10.0, "settings": MANY_SETTINGS},
     "many-busy": {"requests": 2000, "seed": 13, "few_blocks": 1500, "load": 0.7, "settings": MANY_SETTINGS},
+    "many-calm": {"requests": 1200, "seed": 14, "few_blocks": 1500, "load": 0.5, "settings": MANY_SETTINGS},
 }
 DEFAULT_WORKLOADS = ("alpaca", "long", "calm")
 # Workloads that only provide served steps for the fit, in addition to the probe samples; their errors are not reported.

@@ -28,7 +28,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import simpy
 from servesim.config.scenario import Scenario, scenario_from
@@ -36,7 +36,7 @@ from servesim.config.user_code import allow_code
 from servesim.costs.device_profile import load_profile
 from servesim.policies import POLICIES
 from servesim.runs.request_rows import request_row
-from servesim.runs.simulate import simulate
+from servesim.runs.simulate import load_trace, simulate
 from servesim.traces.read.formats import load
 from servesim.traces.trace import RequestTable, Trace, gc_disabled
 from servesim.version import is_compiled
@@ -73,7 +73,8 @@ ON_ASCEND = ("vllm-ascend-batch-jobs", *(name for name in POLICY_VARIANTS if nam
 SLOW_POLICY_TARGETS = dict.fromkeys(ON_ASCEND, 0.18)
 TEN_TIMES_TARGET = CACHE_TARGET = 1.3  # times the time
 MOONCAKE_TARGET = 3.0
-PARTS = ("first", "plain", "policies", "user", "tokens", "cache")
+REPLICAS, FLEET_TARGET = 16, 1.2  # times the time of one replica with its share, per replica
+PARTS = ("first", "plain", "policies", "user", "tokens", "cache", "fleet")
 MEMORY_TARGET = 1e9  # bytes
 
 
@@ -261,6 +262,31 @@ def time_cache(trace: Trace) -> None:
     print_row(case.label, median_timing(time_cases(case)[0]), target(MOONCAKE_TARGET))
 
 
+def time_fleet() -> None:
+    """Time 100,000 requests over 16 replicas, and print the ratio to 16 times one replica with its share."""
+    lengths = {"kind": "lognormal", "prompt": {"mean": 300, "sd": 300}, "output": {"mean": 150, "sd": 100}}
+
+    def timed(requests: int, rate: float, cluster: Optional[dict[str, Any]]) -> float:
+        workload = {"requests": requests, "arrivals": {"kind": "poisson", "rate": rate}, "lengths": lengths}
+        tree = {"policy": policy_settings("vllm-v1"), "profile": COST, "workload": workload, "cluster": cluster,
+                "engine": {"num_blocks": 7424, "block_size": 16, "max_model_len": 4096}}  # fmt: skip
+        scenario = scenario_from(tree)
+        trace = load_trace(scenario)
+        times = []
+        for _ in range(3):
+            start = time.process_time()
+            simulate(scenario, trace)
+            times.append(time.process_time() - start)
+        return min(times)
+
+    share = REPLICAS * timed(100_000 // REPLICAS, 6.0, None)
+    for router in ("round-robin", "random", "least-requests", "vllm-dp"):
+        seconds = timed(100_000, 6.0 * REPLICAS, {"replicas": REPLICAS, "router": router})
+        limit = target(FLEET_TARGET) if router in ("round-robin", "random") else math.inf
+        ratio = seconds / share
+        print(f"{f'16 replicas, {router}':<28} {seconds:7.3f} s {ratio:7.2f} times 16 shares{judge(ratio, limit, '')}")
+
+
 def time_million(folder: str, plain: bool) -> None:
     """Run `sim run` with a million requests, without and with files; print CPU time and peak memory of the process."""
     scenario = {
@@ -334,6 +360,8 @@ def main() -> None:
             time_ten_times(trace)
         if "cache" in parts:
             time_cache(trace)
+        if "fleet" in parts:
+            time_fleet()
         if args.million:
             time_million(folder, plain="plain" in parts and is_compiled())
 

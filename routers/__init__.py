@@ -6,8 +6,8 @@ from .aibrix import AibrixPrefixCache
 from .ascend_proxy import AscendDecode, AscendPrefill
 from .conductor import Conductor
 from .dynamo import DynamoKv
-from .llm_d import LlmD
-from .production_stack import LowestRate, StackPrefixAware, StackRoundRobin, StackSession
+from .llm_d import LlmD, LlmDPrecise
+from .production_stack import LowestRate, StackKvAware, StackPrefixAware, StackRoundRobin, StackSession
 from .router import Asked, Fleet, Memory, Replica, Router
 from .sglang import (
     SglangCacheAware,
@@ -34,10 +34,12 @@ ROUTERS: dict[str, type[Router]] = {
     "sglang-power-of-two": SglangPowerOfTwo,
     "sglang-prefix-hash": SglangPrefixHash,
     "production-stack": StackPrefixAware,
+    "production-stack-kvaware": StackKvAware,
     "production-stack-round-robin": StackRoundRobin,
     "production-stack-session": StackSession,
     "production-stack-rate": LowestRate,
     "llm-d": LlmD,
+    "llm-d-precise": LlmDPrecise,
     "dynamo-kv": DynamoKv,
     "aibrix": AibrixPrefixCache,
     "conductor": Conductor,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
 from typing import Any
 
-from .router import Asked, Fleet, Memory, Router, least
+from .recent_blocks import RecentBlocks
+from .router import Asked, Fleet, Memory, OwnCounts, Run, least
 
 BLOCK = 4  # characters
 MAX_BLOCKS = 200_000
@@ -16,29 +16,25 @@ MAX_AGE = 1200.0  # seconds
 
 
 class BlockOwners(Memory):
-    """The replicas of each block of text, least recently used block first."""
+    """The blocks of text that the replicas were sent."""
 
     def __init__(self, replicas: int) -> None:
         super().__init__(replicas)
-        self.owners: OrderedDict[int, dict[int, float]] = OrderedDict()  # block -> replica -> when
+        self.blocks = RecentBlocks()
 
 
 @dataclass(frozen=True)
-class AibrixPrefixCache(Router):
+class AibrixPrefixCache(OwnCounts):
     """The best match among replicas that are not too busy; else the least requests."""
 
     imbalance: int = 8  # requests between the busiest and the idlest replica
     deviations: float = 1.0  # standard deviations above the mean that a matched replica may have
 
-    @property
-    def reads_text(self) -> bool:
-        return True
-
     def memory(self, replicas: int) -> Any:
         return BlockOwners(replicas)
 
     def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
-        return self.matched_choices(self.percentages(request.text, fleet), fleet)
+        return self.matched_choices(self.percentages(request, fleet), fleet)
 
     def matched_choices(self, percentages: dict[int, int], fleet: Fleet) -> Sequence[int]:
         """Return the choices, given how much of the text each replica has."""
@@ -47,39 +43,38 @@ class AibrixPrefixCache(Router):
         candidates = present if max(counts) - min(counts) <= self.imbalance else least(loads, present)
         mean = sum(counts) / len(counts)
         variance = sum((count - mean) ** 2 for count in counts) / max(1, len(counts) - 1)
-        limit = mean + self.deviations * sqrt(variance)
+        limit = mean + self.deviations * math.sqrt(variance)
         allowed = [r for r in candidates if percentages.get(r) and loads[r] <= limit]
         if not allowed:
             return least(loads, present)
         best = min((-percentages[r], loads[r]) for r in allowed)
         return [r for r in allowed if (-percentages[r], loads[r]) == best]
 
-    def percentages(self, text: str, fleet: Fleet) -> dict[int, int]:
+    def percentages(self, request: Asked, fleet: Fleet) -> dict[int, int]:
         """Return how many percent of the blocks of a text each replica was sent, from the beginning on."""
-        blocks, matched = hashes(text), {}
-        owners = set(fleet.present)
-        for number, block in enumerate(blocks, 1):
-            known = fleet.memory.owners.get(block, {})
-            owners &= {replica for replica, time in known.items() if time >= fleet.now - MAX_AGE}
-            if not owners:
+        runs = request.runs(BLOCK)
+        total = sum([run.blocks for run in runs])
+        return {replica: 100 * blocks // total for replica, blocks in self.matched(runs, fleet).items()}
+
+    def matched(self, runs: Sequence[Run], fleet: Fleet) -> dict[int, int]:
+        """Return the blocks at the beginning of a text that each replica was sent."""
+        blocks: RecentBlocks = fleet.memory.blocks
+        matched: dict[int, int] = {}
+        owners, oldest, before = list(fleet.present), fleet.now - MAX_AGE, 0
+        for run in runs:
+            end = 0
+            for found in blocks.ranges(run):
+                if found.start > end or end == run.blocks:
+                    break
+                owners = [replica for replica in owners if found.owners.get(replica, -math.inf) >= oldest]
+                end = min(found.end, run.blocks)
+                for replica in owners:
+                    matched[replica] = before + end
+            if not owners or end < run.blocks:
                 break
-            matched.update(dict.fromkeys(owners, 100 * number // len(blocks)))
+            before += end
         return matched
 
     def sent(self, request: Asked, replica: int, fleet: Fleet) -> None:
         super().sent(request, replica, fleet)
-        owners = fleet.memory.owners
-        for block in hashes(request.text):
-            owners.setdefault(block, {})[replica] = fleet.now
-            owners.move_to_end(block)
-            if len(owners) > MAX_BLOCKS:
-                owners.popitem(last=False)
-
-
-def hashes(text: str) -> list[int]:
-    """Return a hash of the text up to the end of each complete block."""
-    found, chain = [], 0
-    for start in range(0, len(text) - BLOCK + 1, BLOCK):
-        chain = hash((chain, text[start : start + BLOCK]))
-        found.append(chain)
-    return found
+        fleet.memory.blocks.use(request.runs(BLOCK), replica, fleet.now, MAX_BLOCKS)

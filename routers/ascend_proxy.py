@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .router import Asked, Fleet, Memory, Router, least
+from .router import Asked, Fleet, Memory, OwnCounts, least
 
 PER_TOKEN, CONSTANT = 0.0345, 120.0745  # weight of a prompt of (bytes / 4) tokens
 
@@ -23,7 +23,7 @@ class Weights(Memory):
 
 
 @dataclass(frozen=True)
-class AscendPrefill(Router):
+class AscendPrefill(OwnCounts):
     """The prefill replica with the least weight; the first on ties."""
 
     def memory(self, replicas: int) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
 from .dynamo import Booked, DynamoKv
-from .router import Asked, Fleet
+from .router import REFUSED, Asked, Fleet
 
 
 class Offer(NamedTuple):
@@ -22,14 +22,13 @@ class Conductor(DynamoKv):
     """The prefill replica with the least predicted TTFT. It keeps books as Dynamo's router does."""
 
     prefill_per_token: float = 1e-4  # seconds
-    transfer_per_token: float = 1e-5
+    transfer_per_token: float = 1e-5  # seconds
     threshold: float = 2.0  # best prefix / own prefix from which on a replica copies
     ttft_limit: Optional[float] = None  # seconds; a longer prediction refuses the request
 
     def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
         memory: Booked = fleet.memory
-        blocks = self.hashes(request)
-        prefixes = [self.overlap(blocks, replica, fleet) * self.block_size for replica in fleet.present]
+        prefixes = [self.overlap(request, replica, fleet) * self.block_size for replica in fleet.present]
         queues = [memory.prefill_tokens[replica] * self.prefill_per_token for replica in fleet.present]
         found = self.offers(request.tokens, prefixes, queues)
         best = min(range(len(found)), key=lambda place: found[place].ttft)
@@ -48,6 +47,6 @@ class Conductor(DynamoKv):
         return found
 
     def route(self, request: Asked, fleet: Fleet, random: Any) -> int:
-        """Return the replica, or -1: the request is refused."""
+        """Return the replica, or REFUSED."""
         choices = self.choices(request, fleet)
-        return choices[0] if choices else -1
+        return choices[0] if choices else REFUSED

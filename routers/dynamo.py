@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from .router import Asked, Fleet, Memory, Router
+from .router import Asked, Fleet, Memory, OwnCounts, Run
 
 
 class Booked(Memory):
@@ -18,26 +17,61 @@ class Booked(Memory):
     def __init__(self, replicas: int) -> None:
         super().__init__(replicas)
         self.prefill_tokens = [0] * replicas  # booked and not done
-        self.active: list[Counter[int]] = [Counter() for _ in range(replicas)]  # blocks of unfinished requests
-        self.index: list[dict[int, float]] = [{} for _ in range(replicas)]  # block -> when it was sent last
+        self.active: list[dict[int, list[int]]] = [{} for _ in range(replicas)]  # run -> blocks of unfinished requests
+        self.active_blocks = [0] * replicas  # different ones
+        # run -> blocks that were sent, and when: fewer blocks later
+        self.index: list[dict[int, list[tuple[int, float]]]] = [{} for _ in range(replicas)]
         self.booked: dict[Any, int] = {}  # prefill tokens of a request
+
+    def start(self, replica: int, runs: Sequence[Run]) -> None:
+        """Add the blocks of a request."""
+        active = self.active[replica]
+        for key, blocks in runs:
+            counts = active.setdefault(key, [])
+            self.active_blocks[replica] += max(0, blocks - max(counts, default=0))
+            counts.append(blocks)
+
+    def end(self, replica: int, runs: Sequence[Run]) -> None:
+        """Remove the blocks of a request."""
+        active = self.active[replica]
+        for key, blocks in runs:
+            counts = active[key]
+            counts.remove(blocks)
+            self.active_blocks[replica] -= max(0, blocks - max(counts, default=0))
+            if not counts:
+                del active[key]
+
+    def missing(self, replica: int, runs: Sequence[Run]) -> int:
+        """Return how many blocks of a text no unfinished request has."""
+        active = self.active[replica]
+        return sum([max(0, blocks - max(active.get(key, ()), default=0)) for key, blocks in runs])
+
+    def note(self, replica: int, runs: Sequence[Run], now: float) -> None:
+        """Note that a replica was sent a text."""
+        index = self.index[replica]
+        for key, blocks in runs:
+            known = index.setdefault(key, [])
+            while known and known[-1][0] <= blocks:
+                known.pop()
+            known.append((blocks, now))
 
 
 @dataclass(frozen=True)
-class DynamoKv(Router):
+class DynamoKv(OwnCounts):
     """The least cost, or one drawn by cost with a temperature."""
 
-    overlap_score_credit: float = 1.0
-    overlap_score_credit_decay: float = 0.0
-    prefill_load_scale: float = 1.0
-    decode_active_request_weight: float = 0.0
-    router_temperature: float = 0.0
-    block_size: int = 16
-    router_ttl_secs: float = 120.0
+    overlap_score_credit: float = 1.0  # weight of blocks that the replica has
+    overlap_score_credit_decay: float = 0.0  # a replica with more prefill work gets less credit
+    prefill_load_scale: float = 1.0  # weight of prefill work
+    decode_active_request_weight: float = 0.0  # weight of active requests
+    router_temperature: float = 0.0  # 0: always the least cost
+    block_size: int = 16  # tokens
+    use_kv_events: bool = True  # the replicas send an event for each cached block; False: the router knows what it sent
+    router_ttl_secs: float = 120.0  # without events: how long it expects a block to be cached
 
     @property
-    def reads_text(self) -> bool:
-        return True
+    def reads_caches(self) -> bool:
+        return self.use_kv_events
 
     @property
     def reads_first_tokens(self) -> bool:
@@ -64,47 +98,47 @@ class DynamoKv(Router):
 
     def costs(self, request: Asked, fleet: Fleet) -> list[float]:
         """Return the cost of each replica that may be chosen."""
-        memory, size, blocks = fleet.memory, self.block_size, self.hashes(request)
+        memory, size, runs = fleet.memory, self.block_size, self.runs(request)
         least_booked = min([memory.prefill_tokens[replica] for replica in fleet.present])
         request_blocks = -(-request.tokens // size)
         costs = []
         for replica in fleet.present:
-            booked, active = memory.prefill_tokens[replica], memory.active[replica]
+            booked = memory.prefill_tokens[replica]
             extra = (booked - least_booked) / size
             decay = 1 / (1 + self.overlap_score_credit_decay * extra / request_blocks)
-            credit = self.overlap_score_credit * decay * self.overlap(blocks, replica, fleet)
+            credit = self.overlap_score_credit * decay * self.overlap(request, replica, fleet)
             prefill = max(0.0, (booked + request.tokens) / size - credit)
-            used = len(active) + sum(block not in active for block in blocks)
+            used = memory.active_blocks[replica] + memory.missing(replica, runs)
             costs.append(
                 self.prefill_load_scale * prefill + used + self.decode_active_request_weight * memory.in_flight[replica]
             )
         return costs
 
-    def hashes(self, request: Asked) -> list[int]:
-        """Return a hash of the text up to the end of each complete block."""
-        unit = self.block_size * len(request.text) // max(1, request.tokens)
-        found, chain = [], 0
-        for number in range(request.tokens // self.block_size):
-            chain = hash((chain, request.text[number * unit : (number + 1) * unit]))
-            found.append(chain)
+    def runs(self, request: Asked) -> list[Run]:
+        """Return the complete blocks of a text."""
+        return request.runs(max(1, self.block_size * request.length // max(1, request.tokens)))
+
+    def overlap(self, request: Asked, replica: int, fleet: Fleet) -> int:
+        """Return how many blocks at the beginning of a text a replica has, as far as the router knows."""
+        if self.use_kv_events:
+            return fleet.cached(replica) // self.block_size
+        index, oldest, found = fleet.memory.index[replica], fleet.now - self.router_ttl_secs, 0
+        for key, blocks in self.runs(request):
+            known = max([sent for sent, when in index.get(key, ()) if when >= oldest], default=0)
+            found += min(blocks, known)
+            if known < blocks:
+                break
         return found
 
-    def overlap(self, blocks: Sequence[int], replica: int, fleet: Fleet) -> int:
-        """Return how many blocks at the beginning of a text a replica was sent."""
-        index, oldest = fleet.memory.index[replica], fleet.now - self.router_ttl_secs
-        for number, block in enumerate(blocks):
-            if index.get(block, -math.inf) < oldest:
-                return number
-        return len(blocks)
-
     def sent(self, request: Asked, replica: int, fleet: Fleet) -> None:
-        memory, blocks = fleet.memory, self.hashes(request)
-        cached = self.overlap(blocks, replica, fleet) * self.block_size
+        memory, runs = fleet.memory, self.runs(request)
+        cached = self.overlap(request, replica, fleet) * self.block_size
         super().sent(request, replica, fleet)
         memory.booked[request.id] = max(0, request.tokens - cached)
         memory.prefill_tokens[replica] += memory.booked[request.id]
-        memory.active[replica].update(blocks)
-        memory.index[replica].update(dict.fromkeys(blocks, fleet.now))
+        memory.start(replica, runs)
+        if not self.use_kv_events:
+            memory.note(replica, runs, fleet.now)
 
     def prefilled(self, memory: Any, request: Asked, replica: int) -> None:
         memory.prefill_tokens[replica] -= memory.booked.pop(request.id, 0)
@@ -112,7 +146,4 @@ class DynamoKv(Router):
     def ended(self, memory: Any, request: Asked, replica: int) -> None:
         super().ended(memory, request, replica)
         self.prefilled(memory, request, replica)
-        active = memory.active[replica]
-        active.subtract(self.hashes(request))
-        for block in [block for block in self.hashes(request) if active[block] <= 0]:
-            del active[block]
+        memory.end(replica, self.runs(request))

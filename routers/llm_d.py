@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .router import CHARACTERS_PER_TOKEN, Asked, Fleet, Memory, Replica, Router
+from .recent_blocks import RecentBlocks
+from .router import CHARACTERS_PER_TOKEN, Asked, Fleet, Memory, Replica, Router, Run
 
 QUEUE_LIMIT = 128  # waiting requests from which on the score `load` is 0
 LOAD_SHARE = 0.5  # highest score of `load`
 
 
 class BlocksMemory(Memory):
-    """The blocks of text that each replica was sent, least recently used first."""
+    """The blocks of text that each replica was sent."""
 
     def __init__(self, replicas: int) -> None:
         super().__init__(replicas)
-        self.blocks: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(replicas)]
+        self.blocks = [RecentBlocks() for _ in range(replicas)]
 
 
 @dataclass(frozen=True)
 class LlmD(Router):
     """Weighted scores of the queue, the KV cache, the load and the prefix."""
 
-    queue: float = 2.0
-    kv: float = 2.0
-    prefix: float = 3.0
-    load: float = 0.0
-    block_size_tokens: int = 16
-    max_prefix_blocks: int = 256
-    lru_blocks_per_replica: int = 31250
-
-    @property
-    def reads_text(self) -> bool:
-        return True
+    queue: float = 2.0  # weight of the score of waiting requests
+    kv: float = 2.0  # weight of free KV blocks
+    prefix: float = 3.0  # weight of the known part of the text
+    load: float = 0.0  # weight of the load-aware score
+    block_size_tokens: int = 16  # of the text
+    max_prefix_blocks: int = 256  # later blocks do not count
+    lru_blocks_per_replica: int = 31250  # blocks that the router remembers
 
     @property
     def report_interval(self) -> float:
@@ -53,50 +49,86 @@ class LlmD(Router):
         """Return the weighted sum of each replica."""
         said = {replica: fleet.memory.reported[replica] for replica in fleet.present}
         queues = queue_scores(said) if self.queue else {}
-        matched, blocks = self.matched(request.text, fleet) if self.prefix else ({}, 0)
+        prefixes = self.prefix_scores(request, fleet) if self.prefix else {}
         sums = dict.fromkeys(said, 0.0)
         for replica, about in said.items():
             if self.queue:
                 sums[replica] += self.queue * queues[replica]
             if self.kv:
                 sums[replica] += self.kv * (1 - about.kv_usage)
-            if self.prefix and blocks:
-                sums[replica] += self.prefix * (matched[replica] / blocks)
+            if prefixes:
+                sums[replica] += self.prefix * prefixes[replica]
             if self.load:
                 sums[replica] += self.load * load_score(about.waiting)
         return sums
 
-    def matched(self, text: str, fleet: Fleet) -> tuple[dict[int, int], int]:
-        """Return how many blocks of a text each replica has, and how many the text has."""
-        counts, hashes = dict.fromkeys(fleet.present, 0), self.hashes(text)
-        for block in hashes:
-            owners = [replica for replica in fleet.present if block in fleet.memory.blocks[replica]]
-            if not owners:
-                break
-            for replica in owners:
-                counts[replica] += 1
-        return counts, len(hashes)
+    def prefix_scores(self, request: Asked, fleet: Fleet) -> dict[int, float]:
+        """Return the share of the text that each replica was sent; empty: the text has no block."""
+        matched, blocks = self.matched(request, fleet)
+        return {replica: count / blocks for replica, count in matched.items()} if blocks else {}
 
-    def hashes(self, text: str) -> list[int]:
-        """Return a hash of the text up to the end of each block. The last one may be shorter, but not the only one."""
+    def matched(self, request: Asked, fleet: Fleet) -> tuple[dict[int, int], int]:
+        """Return how many blocks of a text each replica has, up to one that none has, and how many the text has."""
+        counts, runs = dict.fromkeys(fleet.present, 0), self.runs(request)
+        for run in runs:
+            held = [
+                (found.start, min(found.end, run.blocks), replica)
+                for replica in fleet.present
+                for found in fleet.memory.blocks[replica].ranges(run)
+                if found.start < run.blocks
+            ]
+            reached = 0
+            for start, end, _ in sorted(held):
+                if start > reached:
+                    break
+                reached = max(reached, end)
+            for start, end, replica in held:
+                counts[replica] += max(0, min(end, reached) - start)
+            if reached < run.blocks:
+                break
+        return counts, sum([run.blocks for run in runs])
+
+    def runs(self, request: Asked) -> list[Run]:
+        """Return the first blocks of a text. The last one may be shorter, but not the only one."""
         size = self.block_size_tokens * CHARACTERS_PER_TOKEN
-        starts = range(0, len(text) if len(text) >= size else 0, size)
-        found, chain = [], 0
-        for start in starts[: self.max_prefix_blocks]:
-            chain = hash((chain, text[start : start + size]))
-            found.append(chain)
+        found: list[Run] = []
+        left = self.max_prefix_blocks if request.length >= size else 0
+        for run in request.runs(size, True):
+            if left <= 0:
+                break
+            found.append(Run(run.key, min(run.blocks, left)))
+            left -= run.blocks
         return found
 
     def sent(self, request: Asked, replica: int, fleet: Fleet) -> None:
         super().sent(request, replica, fleet)
-        if not self.prefix:
-            return
-        blocks = fleet.memory.blocks[replica]
-        for block in self.hashes(request.text):
-            blocks[block] = None
-            blocks.move_to_end(block)
-            if len(blocks) > self.lru_blocks_per_replica:
-                blocks.popitem(last=False)
+        if self.prefix:
+            fleet.memory.blocks[replica].use(self.runs(request), replica, fleet.now, self.lru_blocks_per_replica)
+
+
+@dataclass(frozen=True)
+class LlmDPrecise(LlmD):
+    """The scores of llm-d, with the prefixes that the replicas have: they send an event for each block."""
+
+    @property
+    def reads_caches(self) -> bool:
+        return True
+
+    def memory(self, replicas: int) -> Any:
+        return Memory(replicas)
+
+    def prefix_scores(self, request: Asked, fleet: Fleet) -> dict[int, float]:
+        """Return 1 for the longest prefix and 0 for the shortest one of those that have any."""
+        size = self.block_size_tokens
+        found = {replica: fleet.cached(replica) // size for replica in fleet.present}
+        counts = [blocks for blocks in found.values() if blocks]
+        low, high = min(counts, default=0), max(counts, default=0)
+        if low == high:
+            return {replica: float(blocks > 0) for replica, blocks in found.items()}
+        return {replica: max(0, blocks - low) / (high - low) for replica, blocks in found.items()}
+
+    def sent(self, request: Asked, replica: int, fleet: Fleet) -> None:
+        fleet.memory.in_flight[replica] += 1
 
 
 def queue_scores(replicas: dict[int, Replica]) -> dict[int, float]:

@@ -10,9 +10,10 @@ from functools import lru_cache
 from hashlib import md5
 from typing import Any, Optional
 
-from .router import Asked, Fleet, Memory, Router
+from .router import Asked, Fleet, Memory, OwnCounts, Run
 
 CHUNK = 128  # characters of a node
+CONTROLLER_CHUNK = 256  # tokens of a chunk in the cache controller
 POINTS = 160  # of a replica on the ring of sessions
 
 
@@ -23,21 +24,11 @@ class StatisticsMemory(Memory):
         super().__init__(replicas)
         self.sent_at: list[Optional[deque[float]]] = [None] * replicas
         self.turns: dict[tuple[int, ...], int] = {}  # by the set of replicas
-        self.root = ChunkNode()
-
-
-class ChunkNode:
-    """A chunk of text below its parent, and the replicas that were sent it."""
-
-    __slots__ = ("children", "replicas")
-
-    def __init__(self) -> None:
-        self.children: dict[str, ChunkNode] = {}
-        self.replicas: set[int] = set()
+        self.chunks: dict[int, dict[int, int]] = {}  # of a run of text -> replica -> how many it was sent
 
 
 @dataclass(frozen=True)
-class LowestRate(Router):
+class LowestRate(OwnCounts):
     """The replica that was sent the fewest requests lately; one without requests first."""
 
     request_stats_window: float = 60.0  # seconds
@@ -59,7 +50,12 @@ class LowestRate(Router):
         times: Optional[deque[float]] = fleet.memory.sent_at[replica]
         if times is None:
             return None
-        return sum(time >= fleet.now - self.request_stats_window for time in times) / self.request_stats_window
+        oldest, lately = fleet.now - self.request_stats_window, len(times)
+        for time in times:
+            if time >= oldest:
+                break
+            lately -= 1
+        return lately / self.request_stats_window
 
     def sent(self, request: Asked, replica: int, fleet: Fleet) -> None:
         super().sent(request, replica, fleet)
@@ -118,37 +114,56 @@ class StackPrefixAware(LowestRate):
 
     prefix_min_match_length: int = 0  # characters; a shorter match lets the rates decide
 
-    @property
-    def reads_text(self) -> bool:
-        return True
-
     def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
-        matched, replicas = match(fleet.memory.root, request.text, set(fleet.present))
+        matched, replicas = match(fleet.memory.chunks, request.runs(CHUNK, True), set(fleet.present))
         return super().choices(request, fleet) if matched < self.prefix_min_match_length else sorted(replicas)
 
     def sent(self, request: Asked, replica: int, fleet: Fleet) -> None:
         super().sent(request, replica, fleet)
-        node = fleet.memory.root
-        node.replicas.add(replica)
-        for chunk in chunks(request.text):
-            node = node.children.setdefault(chunk, ChunkNode())
-            node.replicas.add(replica)
+        for key, chunks in request.runs(CHUNK, True):
+            known = fleet.memory.chunks.setdefault(key, {})
+            known[replica] = max(chunks, known.get(replica, 0))
 
 
-def chunks(text: str) -> list[str]:
-    """Return a text in pieces; the last one may be shorter."""
-    return [text[start : start + CHUNK] for start in range(0, len(text), CHUNK)]
-
-
-def match(node: ChunkNode, text: str, replicas: set[int]) -> tuple[int, set[int]]:
+def match(known: dict[int, dict[int, int]], runs: Sequence[Run], replicas: set[int]) -> tuple[int, set[int]]:
     """Return how many characters of a text some of these replicas were sent, in whole chunks, and which ones."""
     matched = 0
-    for chunk in chunks(text):
-        child = node.children.get(chunk)
-        if child is None or not child.replicas & replicas:
+    for key, chunks in runs:
+        owners = known.get(key, {})
+        counts = {replica: min(chunks, owners.get(replica, 0)) for replica in replicas}
+        most = max(counts.values())
+        if most:
+            replicas, matched = {replica for replica in replicas if counts[replica] == most}, matched + CHUNK * most
+        if most < chunks:
             break
-        node, replicas, matched = child, child.replicas & replicas, matched + CHUNK
     return matched, replicas
+
+
+@dataclass(frozen=True)
+class StackKvAware(StackSession):
+    """The first replica that the cache controller names, if it has enough of the text; else as for sessions.
+
+    Which one the controller names first depends on the order of its reports. Here it is the first by number.
+    """
+
+    kv_aware_threshold: int = 2000  # tokens that the replica may miss
+
+    @property
+    def reads_caches(self) -> bool:
+        return True
+
+    @property
+    def learns(self) -> bool:
+        return True
+
+    def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
+        for replica in fleet.present:
+            matched = fleet.cached(replica) // CONTROLLER_CHUNK * CONTROLLER_CHUNK
+            if matched:
+                if follows_cache(request.tokens, matched, self.kv_aware_threshold):
+                    return [replica]
+                break
+        return super().choices(request, fleet)
 
 
 def follows_cache(tokens: int, matched: int, threshold: int = 2000) -> bool:

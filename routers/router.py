@@ -7,24 +7,82 @@ it; a choice does not. So a recording of a real router can be followed choice by
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, NamedTuple, Optional
+from zlib import crc32
 
 from servesim.core.native import keep_compiled_fields, mypyc_attr
 
+REFUSED = -1  # what `route` returns instead of a replica
 CHARACTERS_PER_TOKEN = 4  # of a simulated text; routers that see characters count these
 
 
-class Asked(NamedTuple):
-    """What a router sees of a request."""
+class Run(NamedTuple):
+    """Blocks of a text that end in the same piece of it."""
 
-    id: Any
-    text: str  # the prompt
-    tokens: int  # of the prompt
-    key: Optional[str] = None  # session, user or routing key
-    size: int = 0  # bytes of the HTTP body
+    key: int  # texts with the same key have the same blocks here, as far as both have them
+    blocks: int
+
+
+class Asked:
+    """What a router sees of a request. The text is its characters, or pieces of texts: number and characters of each.
+
+    Texts with the same number begin equally. So a router can compare long texts piece by piece.
+    """
+
+    __slots__ = ("_pieces", "_runs", "_text", "id", "key", "length", "size", "tokens")
+
+    def __init__(
+        self, id: Any, text: Optional[str], tokens: int, key: Optional[str] = None, size: int = 0,
+        pieces: Sequence[tuple[int, int]] = (),
+    ) -> None:  # fmt: skip
+        self.id = id
+        self.tokens = tokens  # of the prompt
+        self.key = key  # session, user or routing key
+        self.size = size  # bytes of the HTTP body
+        self._text = text
+        self._pieces = pieces
+        self.length = sum([length for _, length in pieces]) if text is None else len(text)  # characters
+        self._runs: dict[tuple[int, bool], list[Run]] = {}
+
+    @property
+    def text(self) -> str:
+        """The prompt."""
+        if self._text is None:
+            self._text = "".join([characters(number, length) for number, length in self._pieces])
+        return self._text
+
+    def runs(self, block: int, with_rest: bool = False) -> list[Run]:
+        """Return the blocks of so many characters; `with_rest`: also a shorter one at the end."""
+        known = self._runs.get((block, with_rest))
+        if known is not None:
+            return known
+        found: list[Run] = []
+        before, end = 0, 0  # a hash of the pieces before, and their characters
+        for number, length in self._pieces or cut(self.text, block):
+            key = hash((before, number))
+            blocks = (end + length) // block - end // block
+            if blocks:
+                found.append(Run(key, blocks))
+            before, end = hash((key, length)), end + length
+        if with_rest and end % block:
+            found.append(Run(hash((before, 0, end % block)), 1))
+        self._runs[block, with_rest] = found
+        return found
+
+
+def cut(text: str, block: int) -> list[tuple[int, int]]:
+    """Return the pieces of a text of which only the characters are known: its blocks. Its `hash` would be random."""
+    blocks = [text[start : start + block] for start in range(0, len(text), block)]
+    return [(crc32(piece.encode("utf-8", "surrogatepass")), len(piece)) for piece in blocks]
+
+
+def characters(number: int, count: int) -> str:
+    """Return the first characters of a text."""
+    word = f"{number}."
+    return (word * (count // len(word) + 1))[:count]
 
 
 class Replica(NamedTuple):
@@ -44,12 +102,23 @@ class Memory:
         self.reported: Sequence[Replica] = [Replica()] * replicas
 
 
-class Fleet(NamedTuple):
+def nothing_cached(replica: int) -> int:
+    """Return 0: nobody knows what the replica has."""
+    return 0
+
+
+class Fleet:
     """The replicas at the time of a choice."""
 
-    now: float
-    present: Sequence[int]  # replicas that may be chosen
-    memory: Any
+    __slots__ = ("cached", "memory", "now", "present")
+
+    def __init__(
+        self, now: float, present: Sequence[int], memory: Any, cached: Callable[[int], int] = nothing_cached
+    ) -> None:
+        self.now = now
+        self.present = present  # replicas that may be chosen
+        self.memory = memory
+        self.cached = cached  # tokens of the request in the prefix cache of a replica, now
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -67,13 +136,18 @@ class Router:
         return True
 
     @property
-    def reads_text(self) -> bool:
-        """Whether a choice depends on the text of a request."""
+    def reads_first_tokens(self) -> bool:
+        """Whether a choice depends on the first tokens of earlier requests: `prefilled` changes the memory."""
         return False
 
     @property
-    def reads_first_tokens(self) -> bool:
-        """Whether a choice depends on the first tokens of earlier requests: `prefilled` changes the memory."""
+    def reads_reports(self) -> bool:
+        """Whether a choice depends on what the replicas say about themselves: `reported` changes the memory."""
+        return True
+
+    @property
+    def reads_caches(self) -> bool:
+        """Whether a choice depends on the prefix caches of the replicas (`Fleet.cached`)."""
         return False
 
     @property
@@ -110,7 +184,17 @@ class Router:
         memory.reported = replicas
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(frozen=True)
+class OwnCounts(Router):
+    """A router that knows only what it has sent itself, and which answers have ended."""
+
+    @property
+    def reads_reports(self) -> bool:
+        return False
+
+
 def least(scores: Sequence[float], present: Sequence[int]) -> list[int]:
     """Return the replicas with the lowest score."""
-    lowest = min([scores[replica] for replica in present])
+    lowest = min(scores if len(present) == len(scores) else [scores[replica] for replica in present])
     return [replica for replica in present if scores[replica] == lowest]

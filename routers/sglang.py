@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Optional
 
 from .blake3 import blake3
-from .router import Asked, Fleet, Memory, Router, least
+from .router import Asked, Fleet, Memory, OwnCounts, least
 from .simple import Sticky, TurnMemory
 from .text_owners import TextOwners
 
@@ -19,7 +19,7 @@ BOUND = 1.25  # of prefix_hash: load of a replica / mean load
 
 
 @dataclass(frozen=True)
-class Ordered(Router):
+class Ordered(OwnCounts):
     """A router with an order of its replicas."""
 
     order: tuple[int, ...] = ()  # empty: by number
@@ -43,14 +43,10 @@ class SglangCacheAware(Ordered):
     """The replica that was sent the longest part of the text, unless the loads differ too much."""
 
     cache_threshold: float = 0.3  # share of the text that must match
-    balance_abs_threshold: int = 64
-    balance_rel_threshold: float = 1.5
-    eviction_interval_secs: float = 120.0
+    balance_abs_threshold: int = 64  # the loads differ too much if the largest is more than this above the least ...
+    balance_rel_threshold: float = 1.5  # ... and more than this times the least
+    eviction_interval_secs: float = 120.0  # seconds between two cuts of the tree to max_tree_size
     max_tree_size: int = 2**26  # characters of a replica
-
-    @property
-    def reads_text(self) -> bool:
-        return True
 
     def memory(self, replicas: int) -> Any:
         return CacheMemory(replicas)
@@ -145,7 +141,7 @@ class SglangConsistentHashing(Ordered):
 
 
 @dataclass(frozen=True)
-class SglangPowerOfTwo(Router):
+class SglangPowerOfTwo(OwnCounts):
     """Any replica: over HTTP this router counts no requests, and without token loads both of two are equal."""
 
     @property
@@ -170,11 +166,7 @@ def bounded_choice(loads: Sequence[int], hashed: int) -> int:
 class SglangPrefixHash(Ordered):
     """The beginning of a text has one replica, found by its hash, with bounded loads."""
 
-    prefix_token_count: int = 256
-
-    @property
-    def reads_text(self) -> bool:
-        return True
+    prefix_token_count: int = 256  # tokens of the beginning
 
     def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
         order = self.ordered(fleet)

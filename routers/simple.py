@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Optional
 
-from .router import Asked, Fleet, Memory, Router, least
+from .router import Asked, Fleet, Memory, OwnCounts, least
 
 
 class TurnMemory(Memory):
@@ -19,7 +19,7 @@ class TurnMemory(Memory):
 
 
 @dataclass(frozen=True)
-class RoundRobin(Router):
+class RoundRobin(OwnCounts):
     """Each replica in turn."""
 
     @property
@@ -38,7 +38,7 @@ class RoundRobin(Router):
 
 
 @dataclass(frozen=True)
-class RandomReplica(Router):
+class RandomReplica(OwnCounts):
     """Any replica."""
 
     @property
@@ -50,7 +50,7 @@ class RandomReplica(Router):
 
 
 @dataclass(frozen=True)
-class LeastRequests(Router):
+class LeastRequests(OwnCounts):
     """The replica with the fewest unanswered requests of this router; ties at random."""
 
     def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
@@ -58,7 +58,7 @@ class LeastRequests(Router):
 
 
 @dataclass(frozen=True)
-class PowerOfTwo(Router):
+class PowerOfTwo(OwnCounts):
     """Two replicas at random, of which the one with fewer unanswered requests."""
 
     def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
@@ -86,7 +86,7 @@ class StickyMemory(Memory):
 
 
 @dataclass(frozen=True)
-class Sticky(Router):
+class Sticky(OwnCounts):
     """A session stays on its replica; a new one, and a request without a session, goes to the least loaded."""
 
     def memory(self, replicas: int) -> Any:

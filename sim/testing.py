@@ -1,15 +1,16 @@
-"""The policy contract, as checks for your own policy.
+"""The policy contract and the router contract, as checks for your own policy or router.
 
     from servesim.testing import PolicyContract
     class TestMine(PolicyContract):
         policy = Mine(batch=8)
 
-or call `check_policy(Mine(batch=8))` to run all checks.
+or call `check_policy(Mine(batch=8))` to run all checks; `check_router(MyRouter())` checks a router.
 """
 
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -24,6 +25,7 @@ from servesim.engine.loop import Loop
 from servesim.engine.server import Server
 from servesim.engine.simulated import SimulatedClock
 from servesim.engine.step import Step, batch
+from servesim.routers import Asked, Fleet, Replica, Router
 from servesim.runs.build import copy_requests
 
 TIMES = attrgetter(
@@ -290,6 +292,80 @@ def check_policy(policy: Policy, seed: int = 0, **changes: Any) -> None:
     check_service(policy)
     for check in (check_hold, check_fast_forward, check_conservation, check_live_matches_simulated):
         check(policy, world)
+
+
+def check_router(router: Router, seed: int = 0) -> None:
+    """Check the router contract on random requests: one, two and four replicas, of which one may be absent."""
+    for replicas in (1, 2, 4):
+        chosen = drive(router, replicas, seed, choose)
+        assert drive(router, replicas, seed) == chosen, f"{router} chooses differently the second time"
+        if not router.reads_first_tokens:
+            same = drive(router, replicas, seed, first_tokens=False) == chosen
+            assert same, f"{router} depends on first tokens, expected reads_first_tokens to return True"
+        if not router.learns:
+            same = drive(router, replicas, seed, first_tokens=False, others=False) == chosen
+            assert same, f"{router} depends on what the replicas do, expected learns to return True"
+
+
+def route(router: Router, request: Asked, fleet: Fleet, seed: int) -> int:
+    return router.route(request, fleet, random.Random(seed))
+
+
+def drive(
+    router: Router, replicas: int, seed: int, ask: Any = route, first_tokens: bool = True, others: bool = True
+) -> list[int]:
+    """Ask a router for random requests. Without `others` it hears of no ends and reports. Return its choices."""
+    rng, memory = random.Random(seed), router.memory(replicas)
+    chosen: list[int] = []
+    open_requests: list[tuple[Asked, int]] = []
+    for number in range(40):
+        present = sorted(rng.sample(range(replicas), max(1, replicas - rng.randint(0, 1))))
+        pieces = [(rng.randint(1, 3), 4 * rng.randint(0, 90)), (100 + number, 4 * rng.randint(1, 40))]
+        tokens = sum(length for _, length in pieces) // 4
+        request = Asked(number, None, tokens, rng.choice([None, "a", "b", "c"]), 4 * tokens + 300, pieces)
+        cached = [rng.randint(0, tokens) for _ in range(replicas)]
+        fleet = Fleet(0.1 * number, present, memory, cached.__getitem__)
+        replica = ask(router, request, fleet, seed + number)
+        chosen.append(replica)
+        router.sent(request, replica, fleet)
+        open_requests.append((request, replica))
+        if first_tokens:
+            router.prefilled(memory, request, replica)
+        said = [Replica(rng.randint(0, 3), rng.randint(0, 9), rng.random()) for _ in range(replicas)]
+        ended = open_requests.pop(rng.randrange(len(open_requests))) if rng.random() < 0.5 else None
+        if others:
+            router.reported(memory, said)
+        if others and ended is not None:
+            router.ended(memory, *ended)
+    return chosen
+
+
+def choose(router: Router, request: Asked, fleet: Fleet, seed: int) -> int:
+    """Return the choice of a router for a request, and check it."""
+    before, present = contents(fleet.memory), list(fleet.present)
+    choices, again = list(router.choices(request, fleet)), list(router.choices(request, fleet))
+    assert again == choices, f"{router} returned two different choices for the same request: {choices} and {again}"
+    assert set(choices) <= set(present) and choices, f"{router} chose {choices}, expected some of {present}"
+    replica = route(router, request, fleet, seed)
+    assert replica in choices, f"{router}: route returned {replica!r}, choices {choices}"
+    assert contents(fleet.memory) == before, f"{router} changed its memory in a choice, expected that only `sent` does"
+    return replica
+
+
+def contents(value: Any) -> Any:
+    """Return the values of an object and of those inside it, to compare before and after."""
+    if isinstance(value, dict):
+        return [(contents(key), contents(inner)) for key, inner in value.items()]
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        return type(value).__name__, [contents(inner) for inner in value]
+    if value is None or isinstance(value, (int, float, str, bytes)) or callable(value):
+        return value
+    names = {name for kind in type(value).__mro__ for name, what in vars(kind).items() if hasattr(what, "__set__")}
+    names.update(vars(value) if hasattr(value, "__dict__") else ())
+    inside = sorted(
+        name for name in names if name not in ("__dict__", "__weakref__", "parent") and hasattr(value, name)
+    )
+    return type(value).__name__, [(name, contents(getattr(value, name))) for name in inside]
 
 
 class PolicyContract:

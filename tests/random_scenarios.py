@@ -114,7 +114,7 @@ def random_cost(rng: random.Random, kind: str) -> dict[str, Any]:
     more = {"row": 0.001, "square": 1e-6, "cross": 1e-6, "cross_root": 1e-5, "paged_square": 1e-7}
     more |= {"padded_square": 1e-7, "buckets": [16, 48, 96]}
     prefill |= {name: value for name, value in more.items() if rng.random() < 0.4}
-    decode |= {name: 1e-5 for name in ("live", "context", "context_root") if rng.random() < 0.4}
+    decode |= {name: 1e-5 for name in ("live", "context", "context_root", "longest") if rng.random() < 0.4}
     mixed: dict[str, Any] = {"one_pass": False, "overlap": rng.random()}
     if kind == "one pass":
         mixed = {"step": 1e-3, "row": 1e-4, "context": 1e-6, "floor": rng.random() < 0.5}

@@ -260,3 +260,18 @@ def test_a_sweep_over_rates_has_curves_and_capacities(tmp_path: Path) -> None:
     assert loaded.verdict == swept.verdict and loaded.curves.equals(swept.curves)
     with pytest.raises(BadInput, match="rate 5: expected one of 1, 4, 16"):
         swept.at(5)
+
+
+def test_a_cluster_has_a_frame_with_a_row_per_replica(tmp_path: Path) -> None:
+    cluster = {"replicas": 2, "router": "least-requests"}
+    result = servesim.run(BASE, cluster=cluster, policy=OneByOne(), decisions=True)
+    assert list(result.replicas.index) == ["replica/0", "replica/1"]
+    assert result.replicas.requests.to_dict() == result.requests.replica.value_counts().to_dict()
+    assert result.replicas.completed.sum() == 60
+    assert result.decisions is not None and set(result.decisions.replica) == {"replica/0", "replica/1"}
+    assert servesim.run(BASE).replicas.empty and "replica" not in servesim.run(BASE).requests
+    (tmp_path / "fleet.yaml").write_text(yaml.safe_dump({**BASE, "cluster": cluster}))
+    assert main(["run", str(tmp_path / "fleet.yaml"), "-o", str(tmp_path / "out"), "-q"]) == 0
+    loaded = servesim.load(tmp_path / "out")
+    assert isinstance(loaded, servesim.frames.run.Result) and loaded.replicas.shape == result.replicas.shape
+    assert loaded.requests.replica.notna().all()

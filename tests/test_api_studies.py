@@ -149,7 +149,7 @@ def test_capacity_is_that_of_the_command(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_sweep_exposes_constraints_ties_and_the_table_of_two_parameters(swept: Any) -> None:
     assert swept.constraints == ["p99_ttft_ms <= 8000"]
-    assert swept.verdict.startswith("Winner: max_num_seqs=8: mean_e2el_ms ")
+    assert swept.verdict.startswith("Winner: max_num_seqs=8: mean end-to-end latency ")
     assert swept.table.feasible.sum() == 2 and (swept.table[~swept.table.feasible].violation > 0).all()
     assert swept.ties.relation.tolist() == ["equal"] and swept.ties["policy.max_num_seqs"].tolist() == [8]
     assert swept.ties.index.isin(swept.table.index).all()

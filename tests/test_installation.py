@@ -25,7 +25,7 @@ from .layers import modules
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a copy of the files that a wheel needs."""
     folder = tmp_path_factory.mktemp("tree")
-    for name in ("sim", "policies", "calibrate", "traces"):
+    for name in ("sim", "policies", "routers", "calibrate", "traces"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)

@@ -50,7 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     "report": STUDY,
     "testing": RUNS,
     "calibrate.adapter": {"core", "engine", "policies"},
-    "calibrate.client": {"core"},
+    "calibrate.client": {"core", "routers"},
     "calibrate.device": BASE | {"costs"},
     "calibrate.device.kbk": BASE | {"calibrate.device"},
     "calibrate.device.torch": BASE | {"calibrate.device"},

@@ -20,7 +20,7 @@ from proof_prefix import predict_pulse
 from proof_rows import table, table_of_document
 from proof_series import predict_series
 from proof_sglang import predict_sglang
-from proof_table import CASES, rows_of, shows
+from proof_table import CASES, coverage_rows, rows_of, shows
 from proof_warm_cache import prompts
 from proof_watermark import predict_watermark
 
@@ -45,6 +45,15 @@ def test_every_figure_shows_the_error_of_at_most_one_case() -> None:
         "ispass26",
     }
     assert all(any(shows(row, case) for row in rows) for case in CASES)
+
+
+def test_intervals_hold_85_to_99_percent_of_the_figures() -> None:
+    """In all sets together, and in each one but those whose sources leave out what decides their figures."""
+    shares = {name: (int(known), int(inside) / int(known)) for name, known, inside, *_ in coverage_rows()}
+    assert shares["all sets"][0] > 500 and 0.85 <= shares["all sets"][1] <= 0.99
+    low = {name.split(",")[0] for name, (_, share) in shares.items() if share < 0.85}
+    assert low <= {"MindIE", "Qwen3-8B", "Trainium2: prefill first", "blis-h100: other runs of the model"}
+    assert all(row.interval[0] <= row.predicted <= row.interval[1] for row in rows_of() if row.inside is not None)
 
 
 def test_the_drawn_conversations_have_the_published_totals() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 import yaml
+from servesim.config.cluster import Cluster, Pool
 from servesim.config.registry import about_preset, presets
 from servesim.config.scenario import EngineConfig, Scenario, TraceFile
 from servesim.config.validation import FAMILY_OF, RECORDINGS, VALIDATION, list_policies
@@ -22,6 +23,7 @@ from servesim.core.fields import policy_fields
 from servesim.costs.device_profile import bundled_profiles
 from servesim.engine.rules import rules_of
 from servesim.policies import POLICIES
+from servesim.routers import ROUTERS, Router
 from servesim.runs.metric_table import STATISTICS, TABLE
 from servesim.study.study_keys import SearchFile, SweepFile
 from servesim.traces.export import EXPORTS
@@ -34,12 +36,14 @@ from commands import reference
 from contest_table import HEAD as CONTEST_HEAD
 from contest_table import contest_rows
 from proof_table import (
+    COVERAGE_HEAD,
     EXPECTED_HEAD,
     NOTE_HEAD,
     OTHERS_HEAD,
     SINGLE_HEAD,
     SUMMARY_HEAD,
     TARGET_HEAD,
+    coverage_rows,
     expected_rows,
     note_rows,
     others_rows,
@@ -111,6 +115,23 @@ def field_table(kind: type[Policy], without: Set[str]) -> str:
 def preset_table() -> str:
     """Return all presets with their descriptions."""
     return table(("preset", "system and version"), ([f"`{name}`", about_preset(name) or ""] for name in presets()))
+
+
+def router_table() -> str:
+    """Return every router: its rule, what it knows, and its fields."""
+    rows, names = [], {kind: name for name, kind in ROUTERS.items()}
+    for name, kind in ROUTERS.items():
+        router = kind()
+        known = ["ends"] if router.learns else []
+        known += ["first tokens"] if router.reads_first_tokens else []
+        known += ["caches"] if router.reads_caches else []
+        known += [f"reports every {router.report_interval:g} s"] if router.report_interval else []
+        base = next((known for known in kind.__mro__[1:] if known in names), Router)
+        fields = [f"`{field.name}: {to_yaml(field.default).strip('`')}`" + (f" ({field.help})" if field.help else "")
+                  for field in policy_fields(kind).values() if field.name not in policy_fields(base)]  # fmt: skip
+        fields += [f"those of `{names[base]}`"] if policy_fields(base) else []
+        rows.append([f"`{name}`", " ".join(docstring(kind).split()), ", ".join(known), "; ".join(fields)])
+    return table(("router", "rule", "learns", "fields, with defaults"), rows)
 
 
 def key_table(model: Any, prefix: str = "") -> Callable[[], str]:
@@ -232,6 +253,9 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "presets": preset_table,
     "scenario-keys": key_table(Scenario),
     "engine-keys": key_table(EngineConfig, "engine."),
+    "cluster-keys": key_table(Cluster, "cluster."),
+    "pool-keys": key_table(Pool),
+    "routers": router_table,
     "trace-keys": key_table(TraceFile, "trace."),
     "sweep-keys": key_table(SweepFile),
     "search-keys": key_table(SearchFile),
@@ -248,6 +272,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "proof-expected": lambda: table(EXPECTED_HEAD, expected_rows()),
     "proof-others": lambda: table(OTHERS_HEAD, others_rows()),
     "proof-summary": lambda: table(SUMMARY_HEAD, summary_rows()),
+    "proof-coverage": lambda: table(COVERAGE_HEAD, coverage_rows()),
     "proof-targets": lambda: table(TARGET_HEAD, target_rows()),
     "proof-notes": lambda: table(NOTE_HEAD, note_rows()),
     "proof-runs": lambda: table(SINGLE_HEAD, single_rows()),

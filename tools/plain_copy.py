@@ -19,7 +19,7 @@ def plain_copy(folder: Path) -> None:
     shutil.rmtree(folder / "servesim", ignore_errors=True)
     ignored = shutil.ignore_patterns("__pycache__", "*.so", "*.pyd")
     shutil.copytree(package, folder / "servesim", ignore=ignored)
-    for name in ("policies", "calibrate", "traces"):  # an editable installation has them beside `sim`
+    for name in ("policies", "routers", "calibrate", "traces"):  # an editable installation has them beside `sim`
         if not (folder / "servesim" / name).exists():
             shutil.copytree(package.parent / name, folder / "servesim" / name, ignore=ignored)
 

@@ -37,7 +37,7 @@ from faults import Fault, Place, choose, find_again, planted, sources
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("sim/core", "sim/engine", "policies", "sim/runs", "sim/study", "sim/costs")
-PARTS = {"sim": "", "policies": "policies", "calibrate": "calibrate", "traces": "traces"}
+PARTS = {"sim": "", "policies": "policies", "routers": "routers", "calibrate": "calibrate", "traces": "traces"}
 TESTS = (
     "engine",
     "costs",

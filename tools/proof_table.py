@@ -12,7 +12,7 @@ from typing import NamedTuple, Optional
 from run_doc_examples import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
-from proof_rows import Row, median_error, read_rows
+from proof_rows import Row, coverage, median_error, read_rows
 
 RESULT = ROOT / "benchmarks" / "results" / "proof.csv"
 MOST_ROWS = 60  # of a set whose rows are shown one by one
@@ -168,7 +168,7 @@ QUANTITIES = {  # column -> names of quantities
     "TTFT": re.compile("ttft", re.IGNORECASE),
     "TPOT, throughput": re.compile("tpot|itl|tok/s", re.IGNORECASE),
 }
-EXPECTED_HEAD = ("profile", "case", "runs", *QUANTITIES, "method fixed")
+EXPECTED_HEAD = ("profile", "case", "runs", *QUANTITIES, "inside the interval", "method fixed")
 
 
 def shows(row: Row, case: Case) -> bool:
@@ -199,7 +199,26 @@ def expected_rows() -> list[tuple[str, ...]]:
         of_case = [row for row in rows if shows(row, case)]
         columns = [[row for row in of_case if words.search(row.quantity)] for words in QUANTITIES.values()]
         runs = str(len({(row.set, row.run) for row in of_case}))
-        lines.append((case.profile, case.case, runs, *map(spread, columns), case.method))
+        inside, known, width = coverage(of_case)
+        held = f"{inside} of {known} (± {100 * width:.0f} %)" if known else ""
+        lines.append((case.profile, case.case, runs, *map(spread, columns), held, case.method))
+    return lines
+
+
+ALL = "all sets"
+COVERAGE_HEAD = ("set", "figures with an interval", "inside", "share", "target 85 to 99 %", "median half-width")
+COVERED = (0.85, 0.99)  # the target, for every set and for all
+
+
+def coverage_rows() -> list[tuple[str, ...]]:
+    """Return how many measured values are inside their intervals, by set."""
+    lines, rows = [], rows_of()
+    for name in [*dict.fromkeys(row.set for row in rows), ALL]:
+        inside, known, width = coverage(row for row in rows if name in (row.set, ALL))
+        if known:
+            share = inside / known
+            target = "below" if share < COVERED[0] else "above" if share > COVERED[1] else "met"
+            lines.append((name, str(known), str(inside), f"{100 * share:.0f} %", target, f"{100 * width:.0f} %"))
     return lines
 
 

@@ -22,6 +22,8 @@ from .protocols import Api, Event, has_named_answer, key_header
 if TYPE_CHECKING:
     import aiohttp
 
+    from .routed import RoutedServers
+
 MAX_LINE_BYTES = 1 << 26
 REPORT_INTERVAL_S = 0.5
 KEEP_ALIVE_S = 2.0  # of an idle connection; vLLM closes it after 5 s, and a request at that moment would be lost
@@ -45,6 +47,7 @@ class SentRequest:
     repeated: bool = False  # its connection was dropped before the answer
     events: Optional[list[Event]] = None  # of the response, if they are kept
     answer: Optional[list[int]] = None  # its token ids, if later prompts contain it
+    url: Optional[str] = None  # that a router has chosen
 
     @property
     def written(self) -> int:
@@ -55,9 +58,11 @@ class LoadGenerator:
     """Sends one list of requests and records the responses."""
 
     def __init__(
-        self, url: str, api: Api, requests: Sequence[Request], timeout: float, progress: Optional[Progress]
-    ) -> None:
-        self.url = url.rstrip("/") + api.path
+        self, url: str, api: Api, requests: Sequence[Request], timeout: float, progress: Optional[Progress] = None,
+        servers: Optional[RoutedServers] = None,
+    ) -> None:  # fmt: skip
+        self.url = url.rstrip("/") + api.path  # of all requests, if there is no router
+        self.servers = servers
         self.api = api
         self.timeout = timeout
         self.progress = progress
@@ -80,7 +85,9 @@ class LoadGenerator:
         async with self._open_session(not self.api.closes) as session:
             with self._stop_on_interrupt(tasks):
                 self._start = time.perf_counter()
-                reporter = asyncio.create_task(self._report())
+                reporters = [asyncio.create_task(self._report())]
+                if self.servers is not None:
+                    reporters.append(asyncio.create_task(self.servers.report(session)))
                 first = [sent for sent in self.sent_requests if sent.request.follows is None]
                 for sent in sorted(first, key=lambda sent: sent.due):
                     await self._sleep_until(sent.due)
@@ -88,7 +95,8 @@ class LoadGenerator:
                         break
                     tasks.append(asyncio.create_task(self._with_followers(session, sent)))
                 await asyncio.gather(*tasks, return_exceptions=True)
-                reporter.cancel()
+                for reporter in reporters:
+                    reporter.cancel()
 
     def _open_session(self, keep_alive: bool) -> aiohttp.ClientSession:
         """Return a session that uses idle connections again, or one that opens a new one for each request."""
@@ -113,6 +121,8 @@ class LoadGenerator:
         self.max_open = max(self.max_open, self.open)
         sent.sent_at = self._now()
         try:
+            if self.servers is not None:
+                sent.url = self.servers.choose(sent.request, sent.sent_at) + self.api.path
             await self._exchange_or_repeat(session, sent)
         except asyncio.TimeoutError:
             sent.outcome, sent.reason = "timed out", f"no end after {self.timeout:g} s"
@@ -124,6 +134,8 @@ class LoadGenerator:
         finally:
             self.open -= 1
             sent.ended_at = self._now()
+            if self.servers is not None:
+                self.servers.on_end(sent.request)
 
     async def _exchange_or_repeat(self, session: aiohttp.ClientSession, sent: SentRequest) -> None:
         """Post a request. If its connection is dropped before the answer, post it on a new one, and time that."""
@@ -145,7 +157,7 @@ class LoadGenerator:
         if name.isascii() and name.isprintable():  # the log of a server then has the ids of the trace
             headers["X-Request-Id"] = name
         body = self.api.body(sent.request)
-        async with session.post(self.url, json=body, headers=headers) as response:
+        async with session.post(sent.url or self.url, json=body, headers=headers) as response:
             if response.status != 200:
                 text = (await response.content.read(300)).decode("utf-8", "replace")
                 self.api.adapt_to(text)
@@ -192,6 +204,8 @@ class LoadGenerator:
         tokens = event.tokens
         if tokens and event.output_tokens is not None:  # the server counts them: a line can have several
             tokens = event.output_tokens - len(sent.times)
+        if self.servers is not None and tokens and not sent.times:
+            self.servers.on_first_token(sent.request)
         sent.times += [now] * tokens
         if event.output_tokens is not None:
             sent.output_tokens = event.output_tokens
@@ -242,10 +256,11 @@ def send(
     timeout: float,
     progress: Optional[Progress] = None,
     keep_events: Collection[Request] = (),
+    servers: Optional[RoutedServers] = None,
 ) -> LoadGenerator:
-    """Send requests to a server and wait for all responses; keep the events of some."""
+    """Send requests to a server, or through a router to several, and wait for all responses; keep some events."""
     raise_file_limit(len(requests))
-    generator = LoadGenerator(url, api, requests, timeout, progress)
+    generator = LoadGenerator(url, api, requests, timeout, progress, servers)
     for sent in generator.sent_requests:
         sent.events = [] if sent.request in keep_events else None
     asyncio.run(generator.run())

@@ -11,7 +11,7 @@ import math
 import re
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http.client import HTTPException
 from typing import Any, Optional
 from urllib.error import HTTPError
@@ -72,13 +72,23 @@ def read_metrics(url: str) -> str:
 
 def read_counters(url: str) -> ServerCounts:
     """Return vLLM's counters of a server, summed over its engines; empty if it has none."""
-    counters: dict[str, float] = {}
     try:
-        for name, value in SAMPLE.findall(read_metrics(url)):
-            counters[name] = counters.get(name, 0.0) + float(value)
+        return parse_metrics(read_metrics(url))
     except ValueError:
         return {}
+
+
+def parse_metrics(text: str) -> ServerCounts:
+    """Return the metrics of vLLM in a text, summed over their labels. Raises ValueError."""
+    counters: dict[str, float] = {}
+    for name, value in SAMPLE.findall(text):
+        counters[name] = counters.get(name, 0.0) + float(value)
     return {name: value for name, value in counters.items() if math.isfinite(value)}
+
+
+def add_counters(each: Sequence[ServerCounts]) -> ServerCounts:
+    """Return the sums of the counters of several servers."""
+    return {name: sum(counts.get(name, 0.0) for counts in each) for counts in each for name in counts}
 
 
 def counted_between(before: ServerCounts, after: ServerCounts, finished: int) -> dict[str, Any]:

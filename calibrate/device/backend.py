@@ -38,6 +38,7 @@ def shape_of_rows(prompts: Sequence[Row], decodes: Sequence[Row], swapped: int =
         decode_live=len(decodes),
         context=sum(row.position for row in decodes),
         swapped=swapped,
+        longest=max((row.position for row in decodes), default=0),
     )
 
 

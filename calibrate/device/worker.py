@@ -51,7 +51,7 @@ class PackageFinder(importlib.abc.MetaPathFinder):
         installed = os.path.exists(os.path.join(above, "core"))
         self.folders = {"servesim": above if installed else os.path.join(above, "sim")}
         if not installed:
-            for name in ("policies", "calibrate", "traces"):
+            for name in ("policies", "routers", "calibrate", "traces"):
                 self.folders["servesim." + name] = os.path.join(above, name)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:

@@ -31,6 +31,7 @@ from servesim.costs.imported_tables import (
 )
 from servesim.costs.public_devices import device_of
 from servesim.costs.public_models import find_device, find_model
+from servesim.costs.uncertainty import MODEL_SPREAD, TTFT_SPREAD
 from servesim.files.csv_rows import read_csv
 from servesim.files.write import check_new, replacing
 from servesim.files.yaml_reader import read_yaml
@@ -85,6 +86,7 @@ def import_vidur(path: Path, out: Path, base: float = 0.0) -> VidurCost:
             "decode_rows": [1, len(cost.attend) - 1],
             "context": [0, (len(cost.attend) - 1) * (len(cost.attend[0]) - 1) * CONTEXT_STEP],
         },
+        "uncertainty": {"session": MODEL_SPREAD, "ttft": TTFT_SPREAD},
     }
     write_profile(out, about, cost_keys("vidur", base))
     return cost
@@ -211,4 +213,5 @@ def layers_about(
             "decode_rows": [1, float(decodes[:, 2].max())],
             "context": [0, float((decodes[:, 2] * decodes[:, DIMENSIONS - 1]).max())],
         },
+        "uncertainty": {"session": MODEL_SPREAD, "ttft": TTFT_SPREAD},
     }

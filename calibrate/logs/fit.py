@@ -20,7 +20,7 @@ from .least_squares import Solution, scan_scales, search_nearby, solve
 from .observed_runs import ObservedRun, Runs
 from .parameters import front_end_key
 from .problem import Problem
-from .residuals import predict, shortened
+from .residuals import Prediction, predict, shortened
 
 Array = NDArray[np.float64]
 Progress = Callable[[str], None]
@@ -36,6 +36,7 @@ DRAWS, MAX_SCORE = 24, 2.5  # stored random cost models; standard errors by whic
 SOLE_SOURCE_RATIO = 3.0  # a parameter this much more uncertain without a run is determined by that run alone
 SHOWN = 0.7  # standard error over the width of the prior: above it, the value is that of the prior
 ALIKE, SAME = 0.5, 0.9  # correlations of two parameters: a larger one absorbs the other; only their sum is known
+GRID = ("prefill_tokens", "decode_rows", "context_per_row")  # sizes of the measured range
 INTERVAL_ERRORS = 2.6  # standard errors on either side: a 99 % interval
 
 
@@ -71,6 +72,7 @@ class LogFit:
     fitted: list[RunError]
     left_out: list[RunError]  # each run predicted by a fit to the others
     predicted: list[RunError]  # runs that the fit did not use
+    grid: Mapping[str, Sequence[float]] = field(default_factory=dict)  # sizes of the steps of the fitted runs
 
     def interval(self, k: int) -> tuple[float, float]:
         """Return the confidence interval of a parameter."""
@@ -95,7 +97,15 @@ def fit_logs(spec: Runs, progress: Progress = lambda line: None, leave_out: bool
     found = [
         front_end_finding(problem, solution, errors, k) for k, name in enumerate(problem.free) if front_end_key(name)
     ]
-    return LogFit(problem.names, solution.x, errors, cost, draws, cold, front_end, found, fitted, left_out, predicted)
+    grid = fitted_range([predict(run, cost, cold.get(run.name, (0.0, 0.0)), front_end) for run in training])
+    return LogFit(
+        problem.names, solution.x, errors, cost, draws, cold, front_end, found, fitted, left_out, predicted, grid
+    )
+
+
+def fitted_range(runs: Sequence[Prediction]) -> dict[str, list[float]]:
+    """Return the sizes up to which the steps of runs show the costs, as the measured range of a profile."""
+    return {name: [1.0, max(size, 1.0)] for name in GRID if (size := max(run.reached[name] for run in runs))}
 
 
 def front_end_finding(problem: Problem, solution: Solution, errors: Array, k: int) -> str:

@@ -49,6 +49,7 @@ class Prediction:
     end: Array
     makespan: float
     metrics: Metrics
+    reached: Mapping[str, float]  # sizes of the largest steps
 
 
 def predict(
@@ -64,7 +65,7 @@ def predict(
     start = min(request.arrival for request in run.trace.requests)
     first = np.array([request.first_token for request in done.requests], float)[run.index]
     end = np.array([request.client_end for request in done.requests], float)[run.index]
-    return Prediction(first - start, end - start, done.measures.makespan, done.measures)
+    return Prediction(first - start, end - start, done.measures.makespan, done.measures, done.reached)
 
 
 def shortened(run: ObservedRun, requests: int) -> ObservedRun:

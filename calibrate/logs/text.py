@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Optional
 
-from servesim.costs.uncertainty import SESSION_SPREAD, has_parameters
+from servesim.costs.uncertainty import MODEL_SPREAD, TTFT_SPREAD, has_parameters
 from servesim.costs.uncertainty import parameters as numbers_of
 
 from .fit import LogFit, RunError
@@ -23,7 +23,8 @@ def profile_about(fit: LogFit, runs: Runs) -> dict[str, Any]:
         **runs.about,
         **({"front_end": fit.front_end} if fit.front_end else {}),
         "error": held_out_errors(fit.predicted or fit.left_out) or None,  # runs that no fit has seen count, if any
-        "uncertainty": {"session": SESSION_SPREAD, "draws": stored_draws(fit)},
+        "grid": fit.grid or None,
+        "uncertainty": {"session": MODEL_SPREAD, "ttft": TTFT_SPREAD, "draws": stored_draws(fit)},
         "fit": {
             "parameters": parameters(fit),
             **({"front_end": fit.front_end_findings} if fit.front_end_findings else {}),

@@ -42,6 +42,7 @@ OVERLAP_ROUNDS, OVERLAP_CHANGE = 15, 0.005
 OVERLAP_GAIN = 0.9  # an overlap of two parts must reduce the error of mixed steps to this fraction of one pass
 WIDTHS = (64, 128, 256, 384, 512, 768, 1024)  # tokens that may fill the device
 WIDTH_GAIN = 0.8  # such a width must reduce the error of prompts after cached tokens to this fraction
+WIDTH_POWERS, POWER_GAIN = (0.97, 0.95, 0.93, 0.9, 0.87, 0.83), 0.9  # and its power to this fraction of that
 FLOOR_EXCESS = 0.01  # decodes as a lower bound of mixed steps may raise their mean time by this fraction
 CLEAR = 5.0  # standard errors of a term that is used only if the samples show it
 DRAWS = 24  # fits to resampled data that are stored
@@ -147,19 +148,22 @@ def cost_of(parts: Sequence[PartFit], values: Optional[Sequence[Array]] = None) 
 
 
 def fit_decodes(groups: Groups, buckets: Sequence[int], ratios: ModelRatios, context_step: int = 0) -> PartFit:
-    """Fit the decode part. Steps that are linear in the context simulate faster: the root needs clear evidence."""
-    model = DecodeModel(groups, buckets, ratios, True, context_step)
-    solution = solve(model.problem(groups))
-    if not solution.values[-1] > CLEAR * solution.standard_errors()[-1]:
-        model = DecodeModel(groups, buckets, ratios, False, context_step)
+    """Fit the decode part. Steps that are linear in the context simulate faster: a further term needs clear evidence.
+
+    That is the longest context if the samples have it, or the root of the context.
+    """
+    for term in (*(["longest"] if groups.column("longest").any() else []), "context_root", ""):
+        model = DecodeModel(groups, buckets, ratios, term, context_step)
         solution = solve(model.problem(groups))
+        if not term or solution.values[-1] > CLEAR * solution.standard_errors()[-1]:
+            break
     return PartFit(model, solution)
 
 
 def fit_prompts(groups: Groups, buckets: Sequence[int], ratios: ModelRatios, cost: PartsCost) -> PartFit:
     """Fit the prefill part with mixed steps as one pass, or as two parts that overlap if that is clearly better."""
     model = PrefillModel(groups, buckets, ratios, cost.decodes)
-    model.width = fit_width(model, groups)
+    fit_width(model, groups)
     solution = solve(model.problem(groups))
     mixed = groups.kinds == "mixed"
     if mixed.any():
@@ -167,7 +171,7 @@ def fit_prompts(groups: Groups, buckets: Sequence[int], ratios: ModelRatios, cos
         # Some devices run mixed steps with faster kernels than decodes: then decodes are no lower bound.
         model.floor = float((np.maximum(solution.predicted, decode) / groups.seconds)[mixed].mean()) < 1 + FLOOR_EXCESS
         two_parts = PrefillModel(groups, buckets, ratios, cost.decodes, one_pass=False)
-        two_parts.floor, two_parts.width = model.floor, model.width
+        two_parts.floor, two_parts.width, two_parts.width_power = model.floor, model.width, model.width_power
         other = fit_overlap(two_parts, groups, decode)
         better = error_of(other, groups, mixed) < OVERLAP_GAIN * error_of(solution, groups, mixed)
         if better and error_of(other, groups) < error_of(solution, groups):  # few mixed steps could distort the prompts
@@ -175,16 +179,24 @@ def fit_prompts(groups: Groups, buckets: Sequence[int], ratios: ModelRatios, cos
     return PartFit(model, solution)
 
 
-def fit_width(model: PrefillModel, groups: Groups) -> int:
-    """Return the tokens that fill the device when they read cached tokens; 0 if that is not clearly better."""
+def fit_width(model: PrefillModel, groups: Groups) -> None:
+    """Set the tokens that fill the device when they read cached tokens, and the power; each if it is clearly better."""
     after = groups.column("cross") > 0
     if after.sum() < MIN_REPEATS:
-        return 0
-    errors = {}
-    for model.width in (0, *WIDTHS):
-        errors[model.width] = error_of(solve(model.problem(groups)), groups, after)
-    best = min(errors, key=lambda width: errors[width])
-    return best if errors[best] < WIDTH_GAIN * errors[0] else 0
+        return
+
+    def error(width: int, power: Optional[float]) -> float:
+        model.width, model.width_power = width, power
+        return error_of(solve(model.problem(groups)), groups, after)
+
+    errors = {width: error(width, None) for width in (0, *WIDTHS)}
+    width = min(errors, key=lambda width: errors[width])
+    if errors[width] >= WIDTH_GAIN * errors[0]:
+        width = 0
+    powers = {power: error(width, power) for power in WIDTH_POWERS} if width else {}
+    power = min(powers, key=lambda power: powers[power], default=None)
+    clear = power is not None and powers[power] < POWER_GAIN * errors[width]
+    model.width, model.width_power = width, power if clear else None
 
 
 def error_of(solution: Solution, groups: Groups, mask: Union[Mask, slice] = slice(None)) -> float:

@@ -185,7 +185,7 @@ def growing_steps(groups: Groups) -> dict[str, list[Array]]:
 
 
 def steps(prefill_rows: Sizes = 0.0, tokens: Sizes = 0.0, decode_rows: Sizes = 0.0, context: Sizes = 0.0) -> Array:
-    """Return a table of shapes: equal prompts, each after as many cached tokens as it has."""
+    """Return a table of shapes: equal prompts, each after as many cached tokens as it has; one row has all context."""
     prompts, total, rows, cached = np.broadcast_arrays(prefill_rows, tokens, decode_rows, context)
     squares = total**2 / np.maximum(prompts, 1)
-    return np.column_stack([prompts, total, total, squares, squares, rows, rows, cached, np.zeros(len(total))])
+    return np.column_stack([prompts, total, total, squares, squares, rows, rows, cached, np.zeros(len(total)), cached])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 from servesim.costs.model_arithmetic import MODELS, model_of
@@ -60,6 +60,12 @@ def model_ratios(about: Mapping[str, Any]) -> ModelRatios:
 def tokens_read(context: Array, step: int) -> Array:
     """Return the cached tokens that steps read, as `DecodePart.tokens_read`."""
     return np.asarray(np.ceil(context / step) * step if step else context, float)
+
+
+def longest_contexts(groups: Groups) -> Array:
+    """Return the longest contexts of steps; if they are not known, all rows are equally long, as in `DecodePart`."""
+    longest, rows = groups.column("longest"), np.maximum(groups.column("decode_live"), 1)
+    return np.asarray(np.where(longest > 0, longest, groups.column("context") / rows), float)
 
 
 class LinearModel:
@@ -132,8 +138,9 @@ class DecodeModel(LinearModel):
     curve_name = "rows"
 
     def __init__(
-        self, groups: Groups, buckets: Sequence[int], ratios: ModelRatios, root: bool = False, context_step: int = 0
+        self, groups: Groups, buckets: Sequence[int], ratios: ModelRatios, further: str = "", context_step: int = 0
     ) -> None:
+        """`further`: one more term of the context, `longest` or `context_root`."""
         self.buckets, self.ratios, self.context_step = buckets, ratios, context_step
         self.ends_at_last_knot = bool(buckets)  # every point of a padded curve is a bucket
         rows = self.curve_values(groups)
@@ -143,14 +150,17 @@ class DecodeModel(LinearModel):
         self.has_context = bool(groups.column("context").any())
         # Without padding, the curve over rows has the time of live rows.
         padded = np.any(groups.column("decode_live") != rows)
-        self.terms = ("context", *(["live"] if padded else []), *(["context_root"] if root else []))
+        self.terms = ("context", *(["live"] if padded else []), *([further] if further else []))
 
     def curve_values(self, groups: Groups) -> Array:
         return round_up_to_bucket(groups.column("decode_rows"), self.buckets)
 
     def design(self, groups: Groups) -> Array:
         context = tokens_read(groups.column("context"), self.context_step)
-        columns = {"context": context, "context_root": np.sqrt(context), "live": groups.column("decode_live")}
+        columns = {
+            "context": context, "context_root": np.sqrt(context), "live": groups.column("decode_live"),
+            "longest": longest_contexts(groups),
+        }  # fmt: skip
         return np.column_stack(
             [rising_basis(self.curve_values(groups), self.knots), *(columns[term] for term in self.terms)]
         )
@@ -164,9 +174,9 @@ class DecodeModel(LinearModel):
         missing = {float(bucket) for bucket in self.buckets} - set(self.knots)
         points = sorted([*curve, *((x, interpolate(curve, x)) for x in missing)])
         live, context, root = (self.of_term(values, term) for term in ("live", "context", "context_root"))
-        return replace(
-            cost, decodes=DecodePart(tuple(points), live, context, root, tuple(self.buckets), self.context_step)
-        )
+        longest = self.of_term(values, "longest") if "longest" in self.terms else None
+        decodes = DecodePart(tuple(points), live, context, root, tuple(self.buckets), self.context_step, longest)
+        return replace(cost, decodes=decodes)
 
 
 class PrefillModel(LinearModel):
@@ -180,6 +190,7 @@ class PrefillModel(LinearModel):
     overlap = 0.0
     floor = True  # as in MixedPart
     width = 0  # as in PrefillPart
+    width_power: Optional[float] = None
 
     def __init__(
         self, groups: Groups, buckets: Sequence[int], ratios: ModelRatios, decodes: DecodePart, one_pass: bool = True
@@ -195,10 +206,11 @@ class PrefillModel(LinearModel):
 
     def design(self, groups: Groups) -> Array:
         cross, decoding = groups.column("cross"), groups.column("decode_rows")
+        power = 1.0 if self.width_power is None else self.width_power
         columns = {
             "row": groups.column("prefill_rows"),
             "square": groups.column("squares"),
-            "cross": cross * np.maximum(1.0, self.width / np.maximum(groups.column("prefill_tokens"), 1)),
+            "cross": cross * np.maximum(1.0, self.width / np.maximum(groups.column("prefill_tokens"), 1)) ** power,
             "cross_root": np.sqrt(cross),
             "paged_square": np.where(cross > 0, groups.column("squares"), 0.0),
             "mixed.step": (decoding > 0).astype(float),
@@ -208,6 +220,12 @@ class PrefillModel(LinearModel):
         return np.column_stack(
             [rising_basis(self.curve_values(groups), self.knots), *(columns[term] for term in self.terms)]
         )
+
+    def problem(self, groups: Groups) -> Problem:
+        """The longest context of the decodes takes as long as without prompts."""
+        known = self.decodes.longest * longest_contexts(groups) if self.decodes.longest and self.one_pass else 0.0
+        problem = super().problem(groups)
+        return replace(problem, offset=problem.offset + known)
 
     def curve(self, values: Array) -> list[tuple[float, float]]:
         """Return the points. If all steps have the same tokens, half of their time is assumed to grow with tokens."""
@@ -235,9 +253,10 @@ class PrefillModel(LinearModel):
 
     def apply(self, cost: PartsCost, values: Array) -> PartsCost:
         curve = tuple(self.curve(values))
-        terms = {term: self.of_term(values, term) for term in PREFILL_TERMS}
+        terms: dict[str, Any] = {term: self.of_term(values, term) for term in PREFILL_TERMS}
         step, per_row, context = (self.of_term(values, term) for term in MIXED_TERMS)
-        prefill = PrefillPart(curve, **terms, buckets=tuple(self.buckets), width=self.width)
+        terms |= {"width": self.width, "width_power": self.width_power}
+        prefill = PrefillPart(curve, **terms, buckets=tuple(self.buckets))
         mixed = MixedPart(self.one_pass, step, per_row, context, self.overlap, self.floor)
         return replace(cost, prefill=prefill, mixed=mixed)
 

@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Callable, Optional, Union
 
 import numpy as np
 from servesim.calibrate.client.load_generator import LoadGenerator, SentRequest, check_model, first_model, send
 from servesim.calibrate.client.prompts import Prompts, new_seed
-from servesim.calibrate.client.protocols import Api, LlmServing, OpenAI, output_length
+from servesim.calibrate.client.protocols import Api, LlmServing, OpenAI, TextCompletions, output_length
+from servesim.calibrate.client.routed import RoutedServers
 from servesim.calibrate.client.server_counters import (
     LATENCIES,
     ServerCounts,
+    add_counters,
     counted_between,
     read_counters,
     read_settings,
@@ -30,9 +33,10 @@ from servesim.core.content import Content
 from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
 from servesim.runs.build import copy_requests
+from servesim.runs.fleet import RouterTexts
 from servesim.runs.intervals import intervals_of, simulate_draws
 from servesim.runs.run_folder import run_data
-from servesim.runs.simulate import simulate
+from servesim.runs.simulate import Run, simulate
 from servesim.traces.trace import Trace
 
 from .measured_run import MeasuredRun, client_row, run_from_client
@@ -43,6 +47,7 @@ from .verify import compare
 
 Answer = Union[list[int], str]  # token ids or text
 
+MIN_REPORT_S = 0.05  # between two reports to a router: a server needs some milliseconds for each
 REPEATED_REQUESTS = 4  # sent twice before the run, to see whether the server repeats its answers
 REPEATED_TOKENS = 8  # of each
 SHOWN_CHARACTERS = 20  # of a text at its first difference
@@ -53,19 +58,44 @@ class Target:
     """A server, and how to send requests to it."""
 
     url: str
-    api: str = "openai"  # or llm-serving
+    api: str = "openai"  # or openai-text, llm-serving
     model: Optional[str] = None  # served name; None: the first model that the server lists
     timeout: float = 3600.0  # seconds per request
     warm_up: int = 0  # warm-up requests, not measured
     prompt_seed: str = field(default_factory=new_seed)  # a new one gives prompts that the server cannot have cached
     vocabulary: Optional[int] = None  # token ids of the model, if known
+    servers: tuple[str, ...] = ()  # behind a router; default: the only server is `url`
+    routes: bool = False  # whether the router of the scenario sends to `servers`; else `url` does
+
+    @property
+    def all_servers(self) -> tuple[str, ...]:
+        """The servers, without a router that is a process of its own."""
+        return self.servers or (self.url,)
 
     def make_api(self, prompts: Prompts) -> Api:
         if self.api == "llm-serving":
             return LlmServing(prompts)
+        server = self.all_servers[0]  # a router may not know the model
         if self.model is not None:
-            check_model(self.url, self.model)
-        return OpenAI(self.model or first_model(self.url), replace(prompts, vocabulary=self.vocabulary))
+            check_model(server, self.model)
+        kind = TextCompletions if self.api == "openai-text" else OpenAI
+        return kind(self.model or first_model(server), replace(prompts, vocabulary=self.vocabulary))
+
+    def routed_servers(self, scenario: Scenario, api: Api, first: Request) -> Optional[RoutedServers]:
+        """Return the servers behind the router of a scenario; None if requests go to one address."""
+        cluster = scenario.cluster
+        if not self.routes or cluster is None:
+            return None
+        router = cluster.make_router()
+        staleness = router.report_interval if cluster.staleness is None else cluster.staleness
+        interval = max(staleness, MIN_REPORT_S) if router.reads_reports else 0.0
+        servers = RoutedServers(self.servers, router, RouterTexts(api.prompts.words), interval, scenario.seed)
+        if servers.asks_caches(first):
+            raise BadInput(
+                f"cluster.router {cluster.router['name']}: asks what the servers have cached, which they do not tell; "
+                "expected a router, or settings of it, with a memory of its own"
+            )
+        return servers
 
 
 def replay_against(
@@ -80,7 +110,7 @@ def replay_against(
     warn: Callable[[str], None] = lambda text: None,
 ) -> ReplayedScenario:
     """Send requests to a server; with a profile, simulate and compare too. Before, `warn` of settings that differ."""
-    settings = read_settings(target.url)
+    settings = read_settings(target.all_servers[0])
     for text in setting_notes(scenario, settings):
         warn(text)
     sample = spread_sample(requests, check_tokens or 0, scenario.seed)
@@ -90,14 +120,16 @@ def replay_against(
     # Each scenario of a replay, and its warm-up, has its own prompts: the server must not have cached them.
     if target.warm_up:
         api = target.make_api(Prompts(f"{target.prompt_seed}/{name}/warm-up"))
-        send(target.url, api, warm_up_requests(requests[: target.warm_up]), target.timeout)
+        for url in target.servers if target.routes else [target.url]:
+            send(url, api, warm_up_requests(requests[: target.warm_up]), target.timeout)
     api = target.make_api(Prompts(f"{target.prompt_seed}/{name}"))
     line = ProgressLine(name, len(requests), quiet)
-    before = read_counters(target.url)
-    generator = send(target.url, api, requests, target.timeout, line, set(sample))
+    before = [read_counters(url) for url in target.all_servers]
+    servers = target.routed_servers(scenario, api, requests[0])
+    generator = send(target.url, api, requests, target.timeout, line, set(sample), servers)
     forget_unknown_answers(requests, api.prompts)
     live = run_from_responses(generator, scenario, profile or Profile("none", LinearCost()), requests)
-    add_server_counts(live, target.url, before)
+    add_server_counts(live, target, before, servers)
     live.extra = {**live.extra, "server_settings": settings}
     if sample and not generator.stopped:
         live.token_check = check_over_http(target.url, api, generator, sample, target.timeout, line)
@@ -106,23 +138,53 @@ def replay_against(
     replayed = ReplayedScenario(name, live, replace(run_data(live), name=name))
     if profile is not None and not live.stopped:
         trace = Trace(list(requests), "replay", "synth")
-        run = simulate(scenario, trace, profile=profile)
+        simulate_one = partial(simulate, text_of=api.prompts.words)
+        run = simulate_one(scenario, trace, profile=profile)
         if draws:
-            run.intervals = intervals_of(run, simulate_draws(scenario, profile, draws, trace), profile)
+            run.intervals = intervals_of(run, simulate_draws(scenario, profile, draws, trace, simulate_one), profile)
         replayed.run = run
         replayed.simulated = replace(run_data(replayed.run), name=name)
         replayed.comparison = compare(replayed.simulated, replayed.measured)
+        add_simulated_counts(live.extra.get("servers", []), run, target.routes)
     return replayed
 
 
-def add_server_counts(live: MeasuredRun, url: str, before: ServerCounts) -> None:
-    """Add what the server counted during a run; `before` was read at its start. Without it, add the round trip."""
-    counts = counted_between(before, read_counters(url), len(live.measures.done))
+def add_server_counts(
+    live: MeasuredRun, target: Target, before: Sequence[ServerCounts], servers: Optional[RoutedServers]
+) -> None:
+    """Add what the servers counted during a run; `before` was read at its start. Without it, add the round trip."""
+    after = [read_counters(url) for url in target.all_servers]
+    counts = counted_between(add_counters(before), add_counters(after), len(live.measures.done))
     latencies = {metric: counts.pop(metric) for metric in LATENCIES if metric in counts}
+    each: list[dict[str, Any]] = [{"url": url} for url in target.servers]
+    for number, about in enumerate(each):
+        about.update(counted_between(before[number], after[number], 0))
+        if servers is not None:
+            about["requests"] = servers.requests[number]
     live.extra = {
         **live.extra, "preemptions": counts.pop("preemptions", None), "server": counts, "server_latencies": latencies,
-        "round_trip_ms": None if latencies else round_trip_ms(url),
+        "round_trip_ms": None if latencies else round_trip_ms(target.url), **({"servers": each} if each else {}),
     }  # fmt: skip
+
+
+def add_simulated_counts(servers: Sequence[dict[str, Any]], run: Run, same_order: bool) -> None:
+    """Add the requests and cached tokens of each simulated replica to those of the servers.
+
+    The order of the servers in a real router is not known. Their numbers of requests then give the order.
+    """
+    if run.replicas is None or len(run.replicas.rows) != len(servers):
+        return
+    counts = [[0, 0] for _ in servers]
+    for request in run.requests:
+        number = run.replicas.replica_of.get(request.id)
+        if number is not None:
+            counts[number][0] += 1
+            counts[number][1] += request.cached_tokens
+    if not same_order:
+        servers = sorted(servers, key=lambda server: [server.get(key, 0) for key in ("requests", "cached_tokens")])
+        counts.sort()
+    for server, (requests, cached) in zip(servers, counts):
+        server["simulated"] = {"requests": requests, "cached_tokens": cached}
 
 
 def forget_unknown_answers(requests: Sequence[Request], prompts: Prompts) -> None:

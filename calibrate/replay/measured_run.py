@@ -16,7 +16,7 @@ from servesim.core import BadInput, Request, Stuck
 from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
 from servesim.costs.model_arithmetic import known_peak, model_of, stored_peak
-from servesim.engine.loop import build_server
+from servesim.engine.build import build_server
 from servesim.engine.work_totals import work_from_json
 from servesim.files.step_table import ModelCall, model_call, write_calls
 from servesim.runs.run_folder import (
@@ -267,6 +267,17 @@ def describe_server(live: MeasuredRun) -> Iterator[str]:
     if counts.get("requests", finished) != finished:
         served = f"the server ended {counts['requests']} requests, {finished} of this run finished"
         yield f"{served}: its latencies are not compared, and its counts include all requests"
+    yield from map(describe_replica, live.extra.get("servers", ()))
+
+
+def describe_replica(server: Mapping[str, Any]) -> str:
+    """Return the line about one of several servers: its requests and hits, measured and simulated."""
+    simulated = server.get("simulated", {})
+    parts = []
+    for key, unit in (("requests", "requests"), ("cached_tokens", "prompt tokens from its prefix cache")):
+        if key in server:
+            parts.append(f"{server[key]} {unit}" + (f" (simulated {simulated[key]})" if simulated else ""))
+    return f"{server['url']}: {', '.join(parts) or 'no counts'}"
 
 
 def describe_prompts(prompts: Mapping[str, int]) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Optional
@@ -33,6 +34,7 @@ MAX_MESSAGE_BYTES = 1 << 26  # of one message from the engine
 DRAIN_TIMEOUT_S = 60.0  # for open responses, when the server stops
 STOP_TIMEOUT_S = 10.0  # for the engine to stop after them; then the worker is killed
 KEEP_ALIVE_S = 30.0  # for a connection between two requests
+TOKENIZER_THREADS = 8
 
 
 def application(front_end: HttpFrontEnd, api_key: Optional[str] = None) -> web.Application:
@@ -92,9 +94,15 @@ class Service:
         self.code = code_access()  # threads do not inherit it
         self.stop: Callable[[], None] = lambda: None  # stops the service; callable from any thread
 
-    async def run(self, ready: Optional[Callable[[int], None]] = None) -> None:
-        """Serve until SIGINT or SIGTERM, or until the engine stops. Calls `ready(port)` when it listens."""
-        stop, self.stop = stop_event()
+    @property
+    def url(self) -> str:
+        host = self.sockets[0].getsockname()[0]
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    async def run(self, ready: Optional[Callable[[int], None]] = None, stop: Optional[asyncio.Event] = None) -> None:
+        """Serve until `stop` (default: SIGINT or SIGTERM), or until the engine stops. `ready(port)`: it listens."""
+        if stop is None:
+            stop, self.stop = stop_event()
         client = EngineClient(self.options.max_open, ServerMetrics(self.names[0]))
         async with self._start_engine(client) as engine:
             front_end = self._front_end(client)
@@ -177,25 +185,37 @@ def uses_priorities(policy: Policy) -> bool:
     return "priority" in (policy.order, getattr(policy, "policy", None)) or is_user_class(type(policy))
 
 
-def serve(
-    session: DeviceSession,
-    scenario: Scenario,
-    sockets: Sequence[socket.socket],
-    options: ServerOptions,
-) -> dict[str, Any]:
-    """Serve until interrupted; return the final state of the engine."""
-    raise_file_limit(2 * options.max_open)
-    service = Service(session, scenario, sockets, options)
+def serve(services: Sequence[Service]) -> list[dict[str, Any]]:
+    """Serve until interrupted; return the final state of each engine."""
+    raise_file_limit(2 * sum(service.options.max_open for service in services))
+    asyncio.run(run_together(services))
+    for service in services:
+        if service.failure is not None:
+            raise service.failure
+    return [service.final_state for service in services]
+
+
+async def run_together(services: Sequence[Service]) -> None:
+    """Run servers until SIGINT or SIGTERM, or until one of them ends. Print their addresses when all of them listen.
+
+    The engines are processes of their own. One thread waits for each of them.
+    """
+    stop, _ = stop_event()
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(len(services) + TOKENIZER_THREADS))
+    ports: list[int] = []
 
     def ready(port: int) -> None:
-        host = sockets[0].getsockname()[0]
-        host = f"[{host}]" if ":" in host else host
-        print(
-            f"serving model {session.model.name} on device {session.about['device']} at http://{host}:{port}",
-            flush=True,
-        )
+        ports.append(port)
+        for service in services if len(ports) == len(services) else ():
+            model, device = service.session.model.name, service.session.about["device"]
+            print(f"serving model {model} on device {device} at {service.url}", flush=True)
 
-    asyncio.run(service.run(ready))
-    if service.failure is not None:
-        raise service.failure
-    return service.final_state
+    async def run(service: Service) -> None:
+        try:
+            await service.run(ready, stop)
+        finally:
+            stop.set()
+
+    for error in await asyncio.gather(*map(run, services), return_exceptions=True):
+        if error is not None:
+            raise error

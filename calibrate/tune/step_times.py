@@ -17,6 +17,7 @@ from servesim.calibrate.probe.sample_set import Samples
 from servesim.config.scenario import Scenario
 from servesim.core import Shape, StepCost
 from servesim.costs.device_profile import Profile
+from servesim.costs.mapping import FRACTIONS
 from servesim.costs.parts import PartsCost
 from servesim.runs.simulate import simulate
 
@@ -94,8 +95,15 @@ class StepFactors(StepCost):
     def seconds(self, shape: Shape) -> float:
         return self.scaled.seconds(shape)
 
+    @property
+    def reads_longest(self) -> bool:
+        return self.cost.reads_longest
+
     def decode(self, rows: int, live: int, context: int) -> float:
         return self.scaled.decode(rows, live, context)
+
+    def decode_unequal(self, rows: int, live: int, context: int, longest: int) -> float:
+        return self.scaled.decode_unequal(rows, live, context, longest)
 
     def linear_in_context(self, rows: int, live: int) -> Optional[tuple[float, float]]:
         return self.scaled.linear_in_context(rows, live)
@@ -113,6 +121,6 @@ def _scaled(part: Any, factor: float) -> Any:
         value = getattr(part, field.name)
         if field.name in ("tokens", "rows"):  # curves
             changes[field.name] = tuple((point[0], *(factor * y for y in point[1:])) for point in value)
-        elif isinstance(value, float) and field.name != "overlap":  # a fraction
+        elif isinstance(value, float) and field.name not in FRACTIONS:
             changes[field.name] = factor * value
     return replace(part, **changes)

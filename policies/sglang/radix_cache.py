@@ -75,6 +75,10 @@ class RadixCache(KvCache):
         """Return how many of the first blocks of a text the tree has, and the node in which they end."""
         return find(self.root, text, blocks, self.pool.block_size)
 
+    def cached_tokens(self, text: Text, tokens: int) -> int:
+        size = self.pool.block_size
+        return self.find(text, tokens // size)[1] * size
+
     def _walk(self, text: Text, blocks: int) -> Node:
         """Use the first blocks of a text, as far as the tree has them. Return the node at whose end they end."""
         node, end = self.find(text, blocks)

@@ -206,14 +206,18 @@ def read_scenario(args: argparse.Namespace) -> tuple[dict[str, Any], Scenario]:
     return tree, scenario_from(tree, args.scenario or "scenario")
 
 
-def add_server_options(parser: Any, required: bool = False, timeout: float = 3600.0) -> Any:
-    """Add the options of a running server; return their group."""
+def add_server_options(parser: Any, required: bool = False, timeout: float = 3600.0, several: bool = False) -> Any:
+    """Add the options of a running server, or of several; return their group."""
     server = parser.add_argument_group("server")
     url = "address of a running server, http://HOST:PORT; its key, if it needs one, is in the environment variable"
-    add(server, {"--url URL": f"{url} SERVESIM_API_KEY"}, type=server_url, required=required)
+    more = "; repeat it to send through the router of the scenario to several servers" if several else ""
+    how: dict[str, Any] = {"action": "append", "default": []} if several else {"required": required}
+    add(server, {"--url URL": f"{url} SERVESIM_API_KEY{more}"}, type=server_url, **how)
+    apis = ("llm-serving", "openai", *(("openai-text",) if several else ()))
     server.add_argument(
-        "--api", choices=("llm-serving", "openai"), required=required, default=None if required else "openai",
-        help="HTTP API of the server" + ("" if required else " (default openai)"),
+        "--api", choices=apis, required=required, default=None if required else "openai",
+        help="HTTP API of the server" + ("" if required else " (default openai)")
+        + ("; openai-text sends prompts as text, for routers that read it" if several else ""),
     )  # fmt: skip
     add(server, {"--served-model NAME": "model name on the server (default: the first one it lists)"})
     late = f"seconds until a request counts as failed (default {timeout:g})"

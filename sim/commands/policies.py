@@ -1,4 +1,4 @@
-"""`sim policies`: list policies and presets, show their fields, check a policy."""
+"""`sim policies`: list policies, presets and routers, show their fields, check a policy or a router."""
 
 from __future__ import annotations
 
@@ -13,38 +13,44 @@ SEEDS = 8  # random workloads per check
 
 
 def register(commands: Any) -> None:
-    group = commands.add_parser("policies", help="list, show and check policies and presets")
+    group = commands.add_parser("policies", help="list, show and check policies, presets and routers")
     group.set_defaults(run=list_policies, json=False)
     actions = group.add_subparsers(metavar="ACTION")
-    listing = actions.add_parser("list", help="list policies and presets by engine, with their validation")
+    listing = actions.add_parser("list", help="list policies and presets by engine, with their validation, and routers")
     options.add_json(listing)
     listing.set_defaults(run=list_policies)
-    show = actions.add_parser("show", help="show the fields and defaults of a policy, its engine and its validation")
-    show.add_argument("policy_or_preset", metavar="NAME", help="name of a policy or preset, or path/to/file.py:Name")
+    show = actions.add_parser("show", help="show the fields and defaults of a policy or router, and its validation")
+    show.add_argument(
+        "policy_or_preset", metavar="NAME", help="name of a policy, preset or router, or path/to/file.py:Name"
+    )
     options.add_json(show)
     options.add_trust(show)
     show.set_defaults(run=show_policy)
     check = actions.add_parser(
-        "check", help="check that a policy follows the policy contract",
+        "check", help="check that a policy or a router follows its contract",
         description="Check the policy contract on random workloads. The policy must be deterministic, respect `hold`, "
-        "lose no request, and make the same decisions in simulated and live runs.",
+        "lose no request, and make the same decisions in simulated and live runs. A router must be deterministic, "
+        "change its memory only when it is told what happened, and choose replicas that are present.",
     )  # fmt: skip
-    check.add_argument("policy", metavar="NAME", help="policy name, or path/to/file.py:Name")
-    options.add_setting(check, "value of a policy field (repeatable)", "FIELD=VALUE")
+    check.add_argument("policy", metavar="NAME", help="name of a policy or router, or path/to/file.py:Name")
+    options.add_setting(check, "value of a field (repeatable)", "FIELD=VALUE")
     options.add_trust(check)
     check.set_defaults(run=run_check)
     policies_prove.register(actions)
 
 
 def list_policies(args: argparse.Namespace) -> int:
-    """Print one line per policy and preset, grouped by the family of their engines."""
+    """Print one line per policy and preset, grouped by the family of their engines, and one per router."""
     from servesim.config.validation import VALIDATION, list_policies, list_presets
+    from servesim.core.class_source import docstring
     from servesim.files.terminal import fill, two_columns
+    from servesim.routers import ROUTERS
 
     lists = {"policies": list_policies(), "presets": list_presets()}
+    routers = {name: docstring(kind).splitlines()[0] for name, kind in ROUTERS.items()}
     if args.json:
         rows = {key: [entry._asdict() for entry in entries] for key, entries in lists.items()}
-        print_json(rows)
+        print_json({**rows, "routers": [{"name": name, "about": about} for name, about in routers.items()]})
         return 0
     for family, row in VALIDATION.items():
         listed = {f"{kind} {e.name}": f"{e.version}, {count_text(e.recordings)}. {e.about}"
@@ -52,6 +58,7 @@ def list_policies(args: argparse.Namespace) -> int:
                   for e in lists[key] if e.family == family}  # fmt: skip
         if listed:
             print(f"{fill(f'{family} (not modelled: {row.not_modelled})')}\n{two_columns(listed)}")
+    print(f"routers of a cluster\n{two_columns({f'router {name}': about for name, about in routers.items()})}")
     return 0
 
 
@@ -61,10 +68,12 @@ def count_text(recordings: int) -> str:
 
 
 def show_policy(args: argparse.Namespace) -> int:
-    """Print the fields of a policy or of a preset."""
+    """Print the fields of a policy, of a preset or of a router."""
+    from servesim.config.cluster import names_router
     from servesim.files.terminal import align_columns, screen_of
 
-    data = describe_policy(args.policy_or_preset)
+    name = args.policy_or_preset
+    data = describe_router(name) if names_router(name) else describe_policy(name)
     if args.json:
         print_json(data, default=str)
         return 0
@@ -72,14 +81,16 @@ def show_policy(args: argparse.Namespace) -> int:
         print(f"preset {data['preset']['name']}: {data['preset']['about']}")
         print(f"engine settings: {data['preset']['engine']}")
     print(f"{data['policy']}: {data['about']}")
-    print(f"engine: {data['engine'] or 'none'}")
-    print(f"validated against: {data['validated_against']}")
-    print("fields:")
+    if "engine" in data:
+        print(f"engine: {data['engine'] or 'none'}")
+        print(f"validated against: {data['validated_against']}")
+    print("fields:" if data["fields"] else "no fields")
     lines = []
     for field in data["fields"]:
         note = "" if field["value"] == field["default"] else f" (default {field['default']!r})"
         lines.append(("", field["name"], repr(field["value"]), field["help"] + note))
-    print("\n".join(align_columns(lines, screen_of(sys.stdout), text_columns=[lines[0][-1]])))
+    if lines:
+        print("\n".join(align_columns(lines, screen_of(sys.stdout), text_columns=[lines[0][-1]])))
     return 0
 
 
@@ -111,23 +122,49 @@ def describe_policy(name: str) -> dict[str, Any]:
     }
 
 
+def describe_router(name: str) -> dict[str, Any]:
+    """Return what `show` prints about a router."""
+    from servesim.config.cluster import make_router
+    from servesim.core.class_source import docstring
+    from servesim.core.fields import policy_fields
+
+    kind = type(make_router({"name": name}, "router"))
+    return {
+        "preset": None,
+        "policy": name,
+        "about": docstring(kind).splitlines()[0],
+        "fields": [
+            {"name": field.name, "value": field.default, "default": field.default, "help": field.help}
+            for field in policy_fields(kind).values()
+        ],
+    }
+
+
 def run_check(args: argparse.Namespace) -> int:
-    """Check the contract on random workloads; return 1 if the policy breaks it."""
+    """Check the contract on random workloads; return 1 if the policy or router breaks it."""
+    from servesim.config.cluster import make_router, names_router
     from servesim.config.layers import override
     from servesim.config.registry import make_policy
     from servesim.config.user_code import class_line, describe_error, error_text, is_user_class
-    from servesim.testing import check_policy
+    from servesim.testing import check_policy, check_router
 
-    policy = make_policy(override({"name": args.policy}, args.set))
-    place = f"{class_line(type(policy), 'decide')}: " if is_user_class(type(policy)) else ""
+    settings = override({"name": args.policy}, args.set)
+    router = make_router(settings, "router") if names_router(args.policy) else None
+    policy = make_policy(settings) if router is None else None
+    kind, method = (type(policy), "decide") if router is None else (type(router), "choices")
+    place = f"{class_line(kind, method)}: " if is_user_class(kind) else ""
+    what = "policy" if router is None else "router"
     for seed in range(SEEDS):
         try:
-            check_policy(policy, seed, lag=1 + seed % 3, end_lag=seed % 2 == 1)
+            if router is not None:
+                check_router(router, seed)
+            elif policy is not None:
+                check_policy(policy, seed, lag=1 + seed % 3, end_lag=seed % 2 == 1)
         except (Exception, SystemExit) as broken:
             message = describe_error(broken)  # an error that the policy itself raised
             if message is None:
-                message = f"{place}{args.policy} breaks the policy contract: {error_text(broken)}"
+                message = f"{place}{args.policy} breaks the {what} contract: {error_text(broken)}"
             print(f"sim: {message}", file=sys.stderr)
             return 1
-    print(f"{args.policy}: follows the policy contract on {SEEDS} random workloads")
+    print(f"{args.policy}: follows the {what} contract on {SEEDS} random workloads")
     return 0

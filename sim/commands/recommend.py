@@ -6,12 +6,15 @@ import argparse
 from itertools import count
 from pathlib import Path
 from textwrap import fill
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from servesim.core import BadInput
 
 from . import options
 from .notes import print_json, print_note
+
+if TYPE_CHECKING:
+    from servesim.study.fleet_question import Fleet
 
 ENGINES = ("vllm", "sglang", "mindie", "vllm-ascend")
 REPLACES = "replaces derived step times by measured ones"
@@ -39,6 +42,15 @@ def register(commands: Any) -> None:
     options.add(load, {"--trace FILE": "requests, instead of the options above; --rate scales their arrival times"})
     options.add(load, {"--subject-to BOUND": "limit such as 'p99_ttft_ms <= 1000' (repeatable)"}, action="append",
                 default=[], type=options.bound)  # fmt: skip
+    fleet = recommend.add_argument_group("more than one replica, if one does not hold the load")
+    options.add(
+        fleet, {"--replicas N": "number of replicas (default: the smallest one that meets the limits)"}, type=int
+    )
+    options.add(fleet, {"--router NAME": "router to compare (repeatable; default: some that suit the engine)"},
+                action="append", default=[])  # fmt: skip
+    options.add(
+        fleet, {"--price-per-hour PRICE": "price of one device: also print the cost per million tokens"}, type=float
+    )
     out = recommend.add_argument_group("output")
     options.add(
         out, {"-o, --folder DIR": "folder of the scenario, the sweeps and their reports (default: runs/recommend-N)"}
@@ -50,28 +62,44 @@ def register(commands: Any) -> None:
 
 def print_answer(args: argparse.Namespace) -> int:
     """Run the sweeps and print the answer; return 1 if no setting meets the limits."""
+    from servesim.config.cluster import make_router
     from servesim.config.export import export_scenario
     from servesim.costs.public_models import alias_note
     from servesim.study.executor import open_executor
+    from servesim.study.fleet_question import FleetOptions
     from servesim.study.progress import Progress
     from servesim.study.recommend import Question, recommend
     from servesim.study.recommend_text import answer_json, answer_text
 
-    question = Question(args.engine, {**profile_key(args), **load_key(args)}, args.subject_to)
+    for name in args.router:
+        make_router({"name": name}, "--router")
+    keys = {**profile_key(args), **load_key(args), **price_key(args)}
+    question = Question(args.engine, keys, args.subject_to, FleetOptions(args.replicas, args.router))
     print_note(args, *filter(None, [alias_note(args.named_device or "")]))
     folder = Path(args.folder) if args.folder else free_folder()
     with open_executor("local", args.jobs) as executor, Progress("recommend", args.quiet) as progress:
         answer = recommend(question, folder, executor, progress)
-    exported = export_scenario(answer.scenario, EXPORTED.get(args.engine, args.engine), served_model(args.named_model))
+    model = served_model(args.named_model)
+    exported = export_scenario(answer.scenario, EXPORTED.get(args.engine, args.engine), model)
+    router = "" if answer.fleet is None else start_router(answer.fleet, model, args.engine)
     (folder / exported.file_name).write_text(exported.text, encoding="utf-8")
     reports = write_reports(folder)
     if args.json:
-        print_json({**answer_json(answer, exported.text), "folder": str(folder)})
+        print_json({**answer_json(answer, exported.text, router), "folder": str(folder)})
     else:
         short = exported.text if exported.has_comments else fill(" ".join(exported.text.split()), 120)
-        print(answer_text(answer, short, next_command(args, folder)))
+        print(answer_text(answer, short, next_command(args, folder), router))
         print(f"Files: {folder}: scenario.yaml (defaults), best.yaml; `sim sweep` repeats {reports}")
-    return 0 if answer.best.eligible else 1
+    return 0 if answer.holds else 1
+
+
+def start_router(fleet: Fleet, model: str, engine: str) -> str:
+    """Return how to start the router of an answer."""
+    from servesim.config.router_command import apart_command, router_command
+
+    if fleet.pools:
+        return apart_command(fleet.pools, engine)
+    return router_command({"name": fleet.router}, fleet.replicas, model, engine)
 
 
 def free_folder() -> Path:
@@ -84,7 +112,8 @@ def write_reports(folder: Path) -> str:
     from servesim.report.rate_page import write_report
     from servesim.study.result import load_result
 
-    names = sorted((path.parent.name for path in folder.glob("*/experiment.json")), key=("sweep",).count, reverse=True)
+    names = [path.parent.name for path in folder.glob("*/experiment.json")]
+    names.sort(key=lambda name: (name != "sweep", name))
     for name in names:
         write_report(load_result(folder / name), folder / name / "report.html")
     return ", ".join(f"{name}.yaml ({name}/report.html)" for name in names)
@@ -122,6 +151,11 @@ def load_key(args: argparse.Namespace) -> dict[str, Any]:
     if missing:
         raise BadInput(f"expected --{missing[0]}, or --trace FILE")
     return {"workload": workload(args.rate, args.prompt, args.output, args.system_prompt or 0)}
+
+
+def price_key(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the section of the cluster that has the price of a device."""
+    return {} if args.price_per_hour is None else {"cluster": {"price_per_hour": args.price_per_hour}}
 
 
 def next_command(args: argparse.Namespace, folder: Path) -> str:

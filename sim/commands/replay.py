@@ -22,6 +22,7 @@ from .options import (
     add_server_options,
     add_tolerance,
     read_scenario,
+    server_url,
 )
 from .verify import report_comparisons
 
@@ -49,10 +50,20 @@ def register(commands: Any) -> None:
     best.add_argument("--top", type=int, default=3, metavar="N", help="replay the N best configurations (default 3)")
     best.add_argument("--with-baseline", action="store_true", help="replay the baseline too")
     add_device_options(replay, model=None, required=False)
-    add_server_options(replay).add_argument(
+    servers = add_server_options(replay, several=True)
+    servers.add_argument(
         "--prompt-seed", metavar="TEXT",
         help="random seed of the prompts, to send the same ones again (default: a new seed, so that the server has no "
         "prompt in its prefix cache)",
+    )  # fmt: skip
+    servers.add_argument(
+        "--router",
+        metavar="NAME",
+        help="router between several --url (default: cluster.router of the scenario, else round-robin)",
+    )
+    servers.add_argument(
+        "--server", type=server_url, action="append", default=[], metavar="URL",
+        help="a server behind the router at --url, to read its counters (repeatable)",
     )  # fmt: skip
     add_token_check(replay)
     how = replay.add_argument_group("run")
@@ -95,8 +106,17 @@ def replay_scenarios(args: argparse.Namespace) -> int:
         raise BadInput("sim replay: expected either --backend or --url")
     if args.limit is not None and args.limit < 1:
         raise BadInput(f"--limit: expected at least 1, got {args.limit}")
+    if len(args.url) > 1 and args.server:
+        raise BadInput("--server: expected together with one --url, the address of a router")
+    if args.router is not None and len(args.url) < 2:
+        raise BadInput("--router: expected together with several --url")
     check_report(args)
     scenarios = scenarios_of(args)
+    for _, scenario in scenarios if args.backend else ():
+        if scenario.cluster is not None:
+            raise BadInput("cluster: a backend runs one server; start the servers with `sim serve` and use --url")
+    if len(args.url) > 1:
+        scenarios = [(name, behind_router(scenario, len(args.url), args.router)) for name, scenario in scenarios]
     check_token_options(args, scenarios)
     from servesim.files.lock import only_writer
 
@@ -206,9 +226,26 @@ def against_url(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]])
     from servesim.calibrate.client.prompts import new_seed
     from servesim.calibrate.replay.http_client import Target, replay_against
 
-    seed = args.prompt_seed or new_seed()
-    target = Target(args.url, args.api, args.served_model, args.timeout, args.warm_up or 0, seed)
-    return replay_each(args, scenarios, partial(replay_against, target, warn=print_warning))
+    seed, several = args.prompt_seed or new_seed(), len(args.url) > 1
+    target = Target(
+        args.url[0], args.api, args.served_model, args.timeout, args.warm_up or 0, seed,
+        servers=tuple(args.url if several else args.server), routes=several,
+    )  # fmt: skip
+    place = f"{len(args.url)} servers" if several else None
+    return replay_each(args, scenarios, partial(replay_against, target, warn=print_warning), place)
+
+
+def behind_router(scenario: Scenario, servers: int, router: Optional[str]) -> Scenario:
+    """Return a scenario with a replica for each server, and with a router if it is named."""
+    from servesim.config.cluster import Cluster, make_router
+
+    cluster = scenario.cluster or Cluster(replicas=servers)
+    if cluster.size != servers:
+        raise BadInput(f"--url: expected {cluster.size} addresses, one for each replica of the scenario, got {servers}")
+    if router is not None:
+        make_router({"name": router}, "--router")
+        cluster = cluster.model_copy(update={"router": {"name": router}})
+    return scenario.model_copy(update={"cluster": cluster})
 
 
 def show_duration(

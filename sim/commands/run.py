@@ -70,7 +70,8 @@ def run_scenario(args: argparse.Namespace) -> int:
         if args.timeline:
             from servesim.runs.timeline import Timeline
 
-            observers.append(files.enter_context(Timeline(args.timeline)))
+            names = [] if scenario.cluster is None else scenario.cluster.names
+            observers.append(files.enter_context(Timeline(args.timeline, names)))
         start = time.perf_counter()
         run = simulate(scenario, trace, observers, fast_forward=not args.no_fast_forward)
         run.measures.add_percentiles(args.metric_percentiles)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 from servesim.core import BadInput
+from servesim.core.limits import MAX_RANKS
 
 from . import options
 from .notes import print_warning
+
+if TYPE_CHECKING:
+    from servesim.config.scenario import Scenario
 
 
 def register(commands: Any) -> None:
@@ -32,6 +37,10 @@ def register(commands: Any) -> None:
     })  # fmt: skip
     where.add_argument("--port", type=int, default=8835, help="port to listen on, 0 for a free port (default 8835)")
     options.add(where, {
+        "--replicas N": "emulated servers, each with an engine of its own, on ports PORT, PORT + 1, ...; needs "
+        "--backend fake (default: cluster.replicas of the scenario, else 1)",
+    }, type=int)  # fmt: skip
+    options.add(where, {
         "--max-open-requests N": "maximum open requests; further ones get status 503",
     }, type=int, default=4096)  # fmt: skip
     options.add(where, {
@@ -53,15 +62,11 @@ def serve_clients(args: argparse.Namespace) -> int:
     """Serve until interrupted; return 1 if KV blocks were leaked."""
     from servesim.calibrate.client.protocols import api_key
     from servesim.calibrate.device.backend import OutOfMemory
-    from servesim.calibrate.device.fake import DEFAULT_COST
     from servesim.calibrate.device.worker_client import WorkerFailed
     from servesim.calibrate.live.setup import DeviceSession
     from servesim.calibrate.server.http import is_local
-    from servesim.calibrate.server.service import ServerOptions, serve
+    from servesim.calibrate.server.service import ServerOptions, Service, serve
     from servesim.calibrate.server.tokenizers import FileTokenizer
-    from servesim.config.layers import override
-    from servesim.costs.device_profile import load_profile
-    from servesim.costs.mapping import cost_mapping
     from servesim.web import bound
 
     check_options(args)
@@ -69,28 +74,57 @@ def serve_clients(args: argparse.Namespace) -> int:
     tokenizer = None if args.tokenizer is None else FileTokenizer(args.tokenizer)
     names = tuple(args.served_model_name)
     server = ServerOptions(args.max_open_requests, key, names, args.default_output, tokenizer)
-    tree, scenario = options.read_scenario(args)
-    chosen = override({}, args.option)
-    if args.backend == "fake" and "profile" in tree:
-        profile = load_profile(scenario.profile).for_run(scenario.engine.sampling)
-        chosen.setdefault("cost", cost_mapping(profile.cost))
-    elif args.backend == "fake":
-        chosen.setdefault("cost", DEFAULT_COST)
+    replicas = replicas_of(args)
+    if not 0 <= args.port <= 65536 - len(replicas):
+        raise BadInput(f"--port: expected 0 to {65536 - len(replicas)}, got {args.port}")
     try:
-        with (
-            bound(args.host, args.port) as sockets,
-            DeviceSession(args.backend, args.model or "tiny", args.worker_python, args.weights, chosen) as session,
-        ):
+        with ExitStack() as stack:
+            ports = [args.port + number if args.port else 0 for number in range(len(replicas))]
+            sockets = [stack.enter_context(bound(args.host, port)) for port in ports]
             if key is None and not is_local(args.host):
                 print_warning(f"all machines that reach {args.host or 'this one'} can send requests; set --api-key")
-            session.load([scenario])
-            state = serve(session, scenario, sockets, server)
+            services = []
+            for (scenario, chosen), each in zip(replicas, sockets):
+                session = DeviceSession(args.backend, args.model or "tiny", args.worker_python, args.weights, chosen)
+                stack.enter_context(session).load([scenario])
+                services.append(Service(session, scenario, each, server))
+            states = serve(services)
     except (WorkerFailed, OutOfMemory) as failed:
         print(f"sim: {failed}", file=sys.stderr)
         return 1
-    leaked = state["total_blocks"] - state["free_blocks"]
-    print(f"stopped after {state['calls']} model calls" + (f"; {leaked} blocks leaked" if leaked else ""))
+    leaked = sum(state["total_blocks"] - state["free_blocks"] for state in states)
+    calls = sum(state["calls"] for state in states)
+    print(f"stopped after {calls} model calls" + (f"; {leaked} blocks leaked" if leaked else ""))
     return 1 if leaked else 0
+
+
+def replicas_of(args: argparse.Namespace) -> list[tuple[Scenario, dict[str, Any]]]:
+    """Return the scenario and the backend options of each server."""
+    from servesim.calibrate.device.fake import DEFAULT_COST
+    from servesim.config.cluster import Cluster
+    from servesim.config.layers import override
+    from servesim.config.scenario import scenario_of_pool
+    from servesim.costs.device_profile import load_profile
+    from servesim.costs.mapping import cost_mapping
+
+    tree, scenario = options.read_scenario(args)
+    cluster = scenario.cluster or Cluster()
+    if args.replicas is not None and cluster.pools and args.replicas != cluster.size:
+        raise BadInput(f"--replicas: expected {cluster.size}, the replicas of cluster.pools, got {args.replicas}")
+    if args.replicas is not None and not cluster.pools:
+        cluster = cluster.model_copy(update={"replicas": args.replicas})
+    if cluster.size > 1 and args.backend != "fake":
+        raise BadInput(f"--replicas {cluster.size}: expected --backend fake; a device runs one server")
+    servers: list[tuple[Scenario, dict[str, Any]]] = []
+    for pool in cluster.all_pools:
+        own, chosen = scenario_of_pool(scenario, pool), override({}, args.option)
+        if args.backend == "fake" and ("profile" in tree or pool.profile is not None):
+            profile = load_profile(own.profile).for_run(own.engine.sampling)
+            chosen.setdefault("cost", cost_mapping(profile.cost))
+        elif args.backend == "fake":
+            chosen.setdefault("cost", DEFAULT_COST)
+        servers += [(own, chosen)] * pool.replicas
+    return servers
 
 
 def check_options(args: argparse.Namespace) -> None:
@@ -101,8 +135,8 @@ def check_options(args: argparse.Namespace) -> None:
         raise BadInput(f"--default-output: expected at least 1, got {args.default_output}")
     if not all(args.served_model_name):
         raise BadInput("--served-model-name: expected a name, got an empty text")
-    if not 0 <= args.port < 65536:
-        raise BadInput(f"--port: expected 0 to 65535, got {args.port}")
+    if args.replicas is not None and not 0 < args.replicas <= MAX_RANKS:
+        raise BadInput(f"--replicas: expected 1 to {MAX_RANKS}, got {args.replicas}")
     if args.backend == "fake":
         for option, value in (("--model", args.model), ("--weights", args.weights)):
             if value is not None:

@@ -7,7 +7,8 @@ from typing import Any, Literal, Optional, Union
 from pydantic import Field, field_validator, model_validator
 from servesim.core import BadInput
 from servesim.core.fields import check_fields, policy_fields
-from servesim.core.limits import MAX_RANKS, MAX_SECONDS
+from servesim.core.limits import MAX_NUMBER, MAX_RANKS, MAX_SECONDS
+from servesim.engine.changes import Changes, Fault, Scaling
 from servesim.files.checked import ByteSize, Int, Keys, Number
 from servesim.files.read import did_you_mean, quote, show_path
 from servesim.routers import ROUTERS, Router
@@ -47,6 +48,9 @@ class Pool(Keys):
     profile: Optional[Union[str, Tree]] = Field(None, description="step costs of these replicas")
     policy: Optional[Union[str, Tree]] = Field(None, description="policy, or fields of it, of these replicas")
     engine: Tree = Field({}, description="keys of the engine section that differ")
+    price_per_hour: Optional[Number] = Field(
+        None, ge=0, le=MAX_NUMBER, description="price of one of its devices (default: cluster's)"
+    )
     role: Literal["both", "prefill", "decode"] = Field("both", description="what these replicas compute")
 
     @property
@@ -56,22 +60,66 @@ class Pool(Keys):
         return {key: value for key, value in sections.items() if value is not None}
 
 
+class FaultConfig(Keys):
+    """What happens to a replica at a time."""
+
+    at: Number = Field(ge=0, le=MAX_SECONDS, description="time in seconds")
+    replica: Int = Field(ge=0, lt=MAX_RANKS, description="number of the replica, from 0, in the order of the pools")
+    kind: Literal["crash", "restart", "slow"] = Field(
+        "crash", description="crash: loses its requests; restart: finishes them first; slow: longer steps"
+    )
+    recover: Optional[Number] = Field(
+        None, ge=0, le=MAX_SECONDS, description="seconds until it is as before (default: never)"
+    )
+    factor: Number = Field(2.0, gt=0, le=MAX_NUMBER, description="step times of a slow replica / usual ones")
+
+
+class AutoscaleConfig(Keys):
+    """A rule that adds a replica if many requests wait, and removes one if none waits."""
+
+    min: Int = Field(1, gt=0, le=MAX_RANKS, description="fewest replicas, with which the run starts")
+    max: Int = Field(gt=0, le=MAX_RANKS, description="most replicas")
+    target_queue: Number = Field(
+        4.0, ge=0, le=MAX_NUMBER, description="waiting requests per replica above which one is added"
+    )
+    interval: Number = Field(10.0, gt=0, le=MAX_SECONDS, description="seconds between two decisions")
+    start_up: Number = Field(60.0, ge=0, le=MAX_SECONDS, description="seconds until a new replica serves")
+
+    @model_validator(mode="after")
+    def _range(self) -> AutoscaleConfig:
+        if self.min > self.max:
+            raise ValueError("min of at most max")
+        return self
+
+
 class Cluster(Keys):
     """Replicas of the server behind a router."""
 
     replicas: Optional[Int] = Field(None, gt=0, le=MAX_RANKS, description="number of equal replicas (default: 1)")
     pools: list[Pool] = Field([], description="pools of replicas that differ, instead of `replicas`")
-    router: Tree = Field({"name": "round-robin"}, description="name and fields of the router; see `sim policies list`")
+    router: Tree = Field({"name": "round-robin"}, description="name of the router, or name and fields")
     decode_router: Tree = Field({"name": "round-robin"}, description="router of the decode pools, if there are some")
     transfer: Transfer = Field(Transfer(), description="copies of KV from prefill to decode pools")
     staleness: Optional[Number] = Field(
         None, ge=0, le=MAX_SECONDS, description="seconds between two reports of replicas (default: as the real router)"
     )
+    price_per_hour: Optional[Number] = Field(
+        None, ge=0, le=MAX_NUMBER, description="price of one device, in any currency"
+    )
+
+    faults: list[FaultConfig] = Field([], description="crashes, restarts and slow replicas")
+    retry: bool = Field(True, description="requests of a crashed replica without a token are sent again, not lost")
+    detect: Number = Field(
+        0.0, ge=0, le=MAX_SECONDS, description="seconds until the router notices that a replica is gone or back"
+    )
+    autoscale: Optional[AutoscaleConfig] = Field(None, description="adds and removes replicas, instead of `replicas`")
 
     @field_validator("router", "decode_router", mode="before")
     @classmethod
     def _named(cls, router: Any) -> Any:
-        return {"name": router} if isinstance(router, str) else router
+        if isinstance(router, str):
+            return {"name": router}
+        return {"name": "round-robin", **router} if isinstance(router, dict) else router
 
     @model_validator(mode="after")
     def _one_form(self) -> Cluster:
@@ -83,12 +131,20 @@ class Cluster(Keys):
         roles = {pool.role for pool in self.pools}
         if roles - {"both"} and roles != {"prefill", "decode"}:
             raise ValueError("pools of role prefill and of role decode, or no roles")
+        if self.autoscale is not None and (self.pools or self.replicas is not None):
+            raise ValueError("autoscale without replicas and pools")
+        for fault in self.faults:
+            if fault.replica >= self.size:
+                raise ValueError(f"faults of replicas 0 to {self.size - 1}, got replica {fault.replica}")
+        if roles - {"both"} and self.changes() is not None:
+            raise ValueError("no faults and no autoscale with pools of role prefill and decode")
         return self
 
     @property
     def all_pools(self) -> list[Pool]:
         """The pools; equal replicas are one pool."""
-        return self.pools or [Pool(name="replica", replicas=self.replicas or 1)]
+        most = (self.replicas or 1) if self.autoscale is None else self.autoscale.max
+        return self.pools or [Pool(name="replica", replicas=most)]
 
     @property
     def size(self) -> int:
@@ -96,9 +152,29 @@ class Cluster(Keys):
         return sum(pool.replicas for pool in self.all_pools)
 
     @property
+    def names(self) -> list[str]:
+        """The names of the replicas, POOL/NUMBER; none if there is only one, which is a server as any other."""
+        names = [f"{pool.name}/{number}" for pool in self.all_pools for number in range(pool.replicas)]
+        return names if len(names) > 1 else []
+
+    @property
     def is_apart(self) -> bool:
         """Whether prefill and decode run on different replicas."""
         return any(pool.role == "decode" for pool in self.pools)
+
+    @property
+    def decodes(self) -> list[int]:
+        """The numbers of the replicas that only decode."""
+        roles = [pool.role for pool in self.all_pools for _ in range(pool.replicas)]
+        return [number for number, role in enumerate(roles) if role == "decode"]
+
+    def changes(self) -> Optional[Changes]:
+        """Return what changes while the fleet runs; None: nothing."""
+        if not self.faults and self.autoscale is None:
+            return None
+        faults = [Fault(fault.at, fault.replica, fault.kind, fault.recover, fault.factor) for fault in self.faults]
+        scaling = None if self.autoscale is None else Scaling(**self.autoscale.model_dump())
+        return Changes(faults, self.retry, self.detect, scaling)
 
     def make_router(self) -> Router:
         """Return the router object."""
@@ -145,11 +221,24 @@ def router_class(name: Any, key: str) -> type[Router]:
         raise BadInput(f"{key}.name: no router {quote(name)}; known: {known}, or path/to/file.py:Name{hint}")
     path, _, attribute = (name if ".py:" in name else f"{name}:").rpartition(":")
     module = load_file(path, name)
-    kind = getattr(module, attribute, None)
-    if not (isinstance(kind, type) and issubclass(kind, Router)):
-        found = [
-            k for k, v in vars(module).items() if isinstance(v, type) and issubclass(v, Router) and v is not Router
-        ]
+    kind: Any = getattr(module, attribute, None)
+    if is_router_class(kind) and kind.choices is Router.choices and kind.route is Router.route:
+        raise BadInput(f"{key} {show_path(name)}: {class_line(kind)}: {attribute} has no method choices")
+    if not is_router_class(kind):
+        found = [k for k, v in vars(module).items() if is_router_class(v) and v is not Router]
         hint = f", e.g. {path}:{found[0]}" if found else f"; {path} has none"
         raise BadInput(f"{key} {show_path(name)}: expected a Router class{hint}")
-    return kind
+    found_class: type[Router] = kind
+    return found_class
+
+
+def is_router_class(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Router)
+
+
+def names_router(name: Any) -> bool:
+    """Whether a name is that of a router, or of a Router class in a user file, which is loaded."""
+    if not names_file(name):
+        return name in ROUTERS
+    path, _, attribute = name.rpartition(":")
+    return ".py:" in name and is_router_class(getattr(load_file(path, name), attribute, None))

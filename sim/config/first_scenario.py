@@ -58,6 +58,9 @@ profile: {profile}
 
 slo:
 {slo}
+
+# Several replicas of this server behind a router (docs/cluster.md):
+# cluster: {{replicas: 4, router: least-requests}}
 """
 
 

@@ -23,9 +23,12 @@ from .registry import preset
 Tree = dict[str, Any]
 EXCLUSIVE = (  # a key in a tree that is merged over another one removes the other key there
     ("trace", "workload"), ("workload", "trace"), ("num_blocks", "device_memory"), ("device_memory", "num_blocks"),
+    ("replicas", "pools"), ("pools", "replicas"),
 )  # fmt: skip
-SHORT_FORMS = {"policy": "name", "trace": "path"}  # sections that may be a text -> the key that the text stands for
+ROUTERS = ("router", "decode_router")  # keys of a cluster
+SHORT_FORMS = {"policy": "name", "trace": "path", **dict.fromkeys(ROUTERS, "name")}  # key of a section -> of its text
 TRACE_ENDINGS = (".csv", ".jsonl", ".parquet")  # of file names
+NAMES = ("policy.name", *(f"cluster.{key}.name" for key in ROUTERS))  # another name drops the fields of the old one
 MAX_SECTIONS = 20  # of a key; scenarios have fewer than ten levels
 
 
@@ -119,7 +122,7 @@ def read_mapping(path: Union[str, Path], what: str) -> Tree:
 
 
 def as_section(key: str, value: Any) -> Any:
-    """Return `policy: NAME` and `trace: FILE` as mappings; other values unchanged."""
+    """Return `policy: NAME`, `router: NAME` and `trace: FILE` as mappings; other values unchanged."""
     return {SHORT_FORMS[key]: value} if key in SHORT_FORMS and isinstance(value, str) else value
 
 
@@ -131,7 +134,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
         if key == "profile" and is_named(value):
             result[key] = merge_profile(old, value)
         elif isinstance(old, Mapping) and isinstance(value, Mapping):
-            other = key == "policy" and "name" in value and value["name"] != old.get("name")
+            other = key in ("policy", *ROUTERS) and "name" in value and value["name"] != old.get("name")
             result[key] = dict(value) if other else merge(old, value)
         else:
             result[key] = value
@@ -159,13 +162,21 @@ def override(tree: Tree, settings: Sequence[str]) -> Tree:
 
 def value_at(tree: Any, key: str) -> Any:
     """Return the value of `section.key`, None if nothing sets it."""
+    section = ""
     for name in key.split("."):
-        tree = tree.get(name) if isinstance(tree, Mapping) else None
+        tree, section = item_of(as_section(section, tree), name), name
     return tree
 
 
+def item_of(tree: Any, name: str) -> Any:
+    """Return the value of a key, or the item of a list (a pool) that has this name."""
+    if isinstance(tree, list):
+        return next((item for item in tree if isinstance(item, Mapping) and item.get("name") == name), None)
+    return tree.get(name) if isinstance(tree, Mapping) else None
+
+
 def set_key(tree: Tree, key: str, value: Any) -> Tree:
-    """Return the tree with the value of `section.key` replaced; another policy drops the fields of the old one."""
+    """Return the tree with the value of `section.key` replaced; another name drops the fields of the old policy."""
     if key.count(".") > MAX_SECTIONS:
         raise BadInput(f"expected at most {MAX_SECTIONS} sections, got {key.count('.')}")
     if key == "profile" and is_named(value):
@@ -174,14 +185,22 @@ def set_key(tree: Tree, key: str, value: Any) -> Tree:
     known: Any = tree.get(section) if is_named(tree.get(section)) else {}
     if section == "profile" and is_named({name: value}) and name not in known:
         return merge(tree, {section: {name: value}})  # over a profile that does not name it: its memory goes
-    policy = as_section("policy", tree.get("policy"))
-    if key == "policy.name" and isinstance(policy, Mapping) and policy.get("name", value) != value:
-        return {**tree, "policy": {"name": value}}
-    return set_in(tree, key.split("."), value)
+    if key in ("cluster.replicas", "cluster.pools"):
+        return merge(tree, {section: {name: value}})
+    if key in NAMES and value_at(tree, key) not in (None, value):
+        key, value = key.removesuffix(".name"), {"name": value}
+    changed: Tree = set_in(tree, key.split("."), value)
+    return changed
 
 
-def set_in(tree: Any, keys: Sequence[str], value: Any) -> Tree:
-    """Return the tree with one value set."""
+def set_in(tree: Any, keys: Sequence[str], value: Any) -> Any:
+    """Return the tree with one value set; an item of a list (a pool) is found by its name."""
+    if isinstance(tree, list) and len(keys) > 1:
+        pool = item_of(tree, keys[0])
+        if pool is None:
+            known = ", ".join(str(item["name"]) for item in tree if isinstance(item, Mapping) and "name" in item)
+            raise BadInput(f"no pool {quote(keys[0])}; known: {known or 'none'}")
+        return [set_in(item, keys[1:], value) if item is pool else item for item in tree]
     if not isinstance(tree, Mapping):
         raise BadInput(f"expected a section that holds {'.'.join(keys)}, got {quote(tree)}")
     if len(keys) == 1:
@@ -206,10 +225,10 @@ def apply_assignment(base: Tree, assignment: Mapping[str, Any]) -> Tree:
 
 
 def nesting_order(item: tuple[str, Any]) -> tuple[int, bool]:
-    """Sort sections before their keys, and a policy's name before its fields."""
+    """Sort sections before their keys, and the name of a policy or a router before its fields."""
     return item[0].count("."), name_first(item)
 
 
 def name_first(item: tuple[str, Any]) -> bool:
-    """Sort a policy's name before its fields, which another name would drop."""
-    return item[0] != "policy.name"
+    """Sort the name of a policy or a router before its fields, which another name would drop."""
+    return item[0] not in NAMES

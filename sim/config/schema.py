@@ -1,13 +1,13 @@
-"""The JSON schema of scenario files, with the fields of every policy."""
+"""The JSON schema of scenario files, with the fields of every policy and router."""
 
 from __future__ import annotations
 
 from typing import Any, get_origin
 
-from servesim.core import Policy
 from servesim.core.fields import PolicyField, policy_fields
 from servesim.core.limits import MAX_NUMBER
 from servesim.policies import POLICIES
+from servesim.routers import ROUTERS
 
 from .scenario import Scenario
 
@@ -17,19 +17,25 @@ TYPES = {
 
 
 def scenario_schema() -> dict[str, Any]:
-    """Return the JSON schema of a scenario. The name of a policy selects the schema of its fields."""
+    """Return the JSON schema of a scenario. The name of a policy or a router selects the schema of its fields."""
     schema = Scenario.model_json_schema()
-    name = {"type": "string", "description": "name of a policy, or FILE.py:CLASS", "examples": [*POLICIES]}
-    schema["properties"]["policy"]["properties"] = {"name": name}
-    schema["properties"]["policy"]["allOf"] = [
-        {"if": {"properties": {"name": {"const": policy}}, "required": ["name"]}, "then": policy_schema(kind)}
-        for policy, kind in POLICIES.items()
-    ]
+    router = schema["$defs"]["Cluster"]["properties"]["router"]
+    router["type"] = ["object", "string"]
+    for section, what, known in (
+        (schema["properties"]["policy"], "policy", POLICIES),
+        (router, "router", ROUTERS),
+    ):
+        name = {"type": "string", "description": f"name of a {what}, or FILE.py:CLASS", "examples": [*known]}
+        section["properties"] = {"name": name}
+        section["allOf"] = [
+            {"if": {"properties": {"name": {"const": one}}, "required": ["name"]}, "then": fields_schema(kind)}
+            for one, kind in known.items()
+        ]
     return schema
 
 
-def policy_schema(kind: type[Policy]) -> dict[str, Any]:
-    """Return the JSON schema of the fields of a policy class."""
+def fields_schema(kind: type[Any]) -> dict[str, Any]:
+    """Return the JSON schema of the fields of a policy or router class."""
     rules = {name: field_schema(field) for name, field in policy_fields(kind).items()}
     return {"properties": {"name": {}, **rules}, "additionalProperties": False}
 

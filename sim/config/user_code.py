@@ -159,8 +159,8 @@ def class_line(kind: type[Any], method: str = "") -> str:
     return file if number is None else f"{file}:{number}"
 
 
-def describe_error(error: BaseException, policy: Optional[Policy] = None) -> Optional[str]:
-    """Return an error that a user's policy raised or caused, as one line with FILE:LINE; None for other errors."""
+def describe_error(error: BaseException, policy: Optional[object] = None) -> Optional[str]:
+    """Return an error that a user's policy or router raised or caused, as one line with FILE:LINE; None: others."""
     cause: Optional[BaseException] = error
     while cause is not None:  # SimPy raises a copy of the error from the original
         line = user_line(cause)
@@ -172,12 +172,13 @@ def describe_error(error: BaseException, policy: Optional[Policy] = None) -> Opt
     kind = type(policy)
     if isinstance(error, PlanError):
         return f"{class_line(kind, 'decide')}: decide returned {quote(error.plan)}, expected a Plan"
-    return f"{class_line(kind, 'decide')}: the engine cannot use a result of {kind.__name__}: {error_text(error)}"
+    place = class_line(kind, "decide" if isinstance(policy, Policy) else "choices")
+    return f"{place}: the engine cannot use a result of {kind.__name__}: {error_text(error)}"
 
 
 @contextmanager
-def user_errors(policy: Policy) -> Iterator[None]:
-    """Turn an error that a user's policy raises or causes into a PolicyError."""
+def user_errors(policy: object) -> Iterator[None]:
+    """Turn an error that a user's policy or router raises or causes into a PolicyError."""
     try:
         yield
     except (BadInput, Stuck, PolicyError, MemoryError):

@@ -21,6 +21,7 @@ class Shape(NamedTuple):
     decode_live: int = 0  # rows
     context: int = 0  # sum of cached tokens that the decoding rows read
     swapped: int = 0  # KV blocks copied to or from the host
+    longest: int = 0  # cached tokens of the decoding row that has most of them; 0: not known
 
     @property
     def kind(self) -> str:
@@ -43,6 +44,11 @@ class StepCost:
         """Whether two steps of one shape always take the same time."""
         return True
 
+    @property
+    def reads_longest(self) -> bool:
+        """Whether the time of a step depends on the longest context of its decoding rows. A server then keeps it."""
+        return False
+
     def seconds(self, shape: Shape) -> float:
         """Return the predicted seconds of a step. Subclasses implement this."""
         raise NotImplementedError
@@ -51,11 +57,17 @@ class StepCost:
         """Return the seconds of a step. Like fast-forward, it uses `decode` if it can, so all results are identical."""
         if shape.prefill_rows or shape.swapped:
             return self.seconds(shape)
+        if shape.longest:
+            return self.decode_unequal(shape.decode_rows, shape.decode_live, shape.context, shape.longest)
         return self.decode(shape.decode_rows, shape.decode_live, shape.context)
 
     def decode(self, rows: int, live: int, context: int) -> float:
         """Return the seconds of a decode-only step. A subclass may override it with faster code of the same result."""
         return self.seconds(Shape(decode_rows=rows, decode_live=live, context=context))
+
+    def decode_unequal(self, rows: int, live: int, context: int, longest: int) -> float:
+        """Return the seconds of a decode-only step whose longest context is known. Needed if `reads_longest`."""
+        return self.decode(rows, live, context)
 
     def linear_in_context(self, rows: int, live: int) -> Optional[tuple[float, float]]:
         """Return (a, b) if `decode` is exactly a + b * context for this batch, else None. Makes fast-forward faster."""

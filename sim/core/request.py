@@ -237,3 +237,12 @@ def restored_request(kind: type[Request], client_fields: tuple[Any, ...], progre
     for name, value in progress.items():
         setattr(request, name, value)
     return request
+
+
+def reset_request(request: Request) -> None:
+    """Bring a request to its state before a server has seen it. It keeps its serial."""
+    new, serial = type(request)(*request.client_fields()), request.serial
+    for name in ("arrival", *PROGRESS_FIELDS):
+        if hasattr(new, name):  # the cohort sets the others
+            setattr(request, name, getattr(new, name))
+    request.serial = serial

@@ -35,7 +35,7 @@ from .profile import Profile
 from .public_devices import Device, device_of
 from .public_models import find_model
 from .terms import terms_of, with_terms
-from .uncertainty import has_parameters, parameters, with_parameters
+from .uncertainty import TTFT_SPREAD, has_parameters, parameters, with_parameters
 
 KERNELS, MOE_KERNELS = 9, 14  # of a layer: norms, projections, rotary, attention, MLP; router, sort, sum of experts
 SHARES = (0.6, 0.95)  # of the bandwidth: a fit to few runs can be outside
@@ -58,7 +58,7 @@ SCALED = {  # factor of a Change: terms of cost models that it scales
     "cache": ("context", "decode.context", "mixed.context"),
     "copy": ("swap_block", "swap.block"),
     "rows": ("prefill_row", "decode_live", "prefill.row", "decode.live", "decode.context_root", "mixed.row"),
-    "layers": ("mixed.step",),
+    "layers": ("mixed.step", "decode.longest"),
 }  # fmt: skip
 KEPT = (
     "backend", "kernels", "block_size", "row_buckets", "token_buckets", "date", "front_end", "first_use", "noise",
@@ -223,7 +223,7 @@ def derive_cost(cost: StepCost, old: Setting, new: Setting) -> StepCost:
     change, terms = change_of(cost, old, new), terms_of(cost)
     changed = {name: change.curve(terms[name]) for name in CURVES if name in terms}
     for factor, names in SCALED.items():
-        changed |= {name: terms[name] * getattr(change, factor) for name in names if name in terms}
+        changed |= {name: terms[name] * getattr(change, factor) for name in names if terms.get(name) is not None}
     if isinstance(cost, LinearCost):
         changed |= changed_linear(cost, change)
     derived: StepCost = with_terms(cost, changed)
@@ -274,6 +274,9 @@ def derive_profile(profile: Profile, new: Setting, name: str, where: str = "prof
     how = ", ".join(f"other {what}" for what in changed) or "nothing changed"
     sizes = {key: size for key, size in asdict(new.model).items() if size}
     stored = profile.uncertainty
+    spreads = {"session": stored.session, **({"ttft": stored.ttft} if stored.ttft else {})}
+    if changed:
+        spreads = {"session": max(stored.session, SPREAD), "ttft": TTFT_SPREAD}
     draws = [parameters(derive_cost(with_parameters(profile.cost, draw), old, new)) for draw in stored.draws]
     about = {key: profile.about[key] for key in KEPT if key in profile.about} | {
         "name": name,
@@ -287,7 +290,7 @@ def derive_profile(profile: Profile, new: Setting, name: str, where: str = "prof
         "derived": {"profile": profile.name, "digest": profile.digest, "changed": changed},
         "peak": stored_peak(Peak(new.flops, new.degree * new.device.bandwidth, new.device.source)),
         "sampling": derived_sampling(profile, old, new),
-        "uncertainty": {"session": max(stored.session, SPREAD) if changed else stored.session, "draws": draws},
+        "uncertainty": {**spreads, "draws": draws},
     }
     return Profile(name, derive_cost(profile.cost, old, new), {k: v for k, v in about.items() if v is not None})
 

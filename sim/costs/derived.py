@@ -28,6 +28,10 @@ class ChangedCost(StepCost):
     def deterministic(self) -> bool:
         return self.cost.deterministic
 
+    @property
+    def reads_longest(self) -> bool:
+        return self.cost.reads_longest
+
     def change(self, seconds: float, shape: Shape) -> float:
         """Return the changed seconds of a step. Subclasses implement this."""
         raise NotImplementedError
@@ -40,10 +44,15 @@ class ChangedCost(StepCost):
         return self.change(self.cost.seconds(shape), shape)
 
     def decode(self, rows: int, live: int, context: int) -> float:
+        return self.decode_unequal(rows, live, context, 0)
+
+    def decode_unequal(self, rows: int, live: int, context: int, longest: int) -> float:
         line = self.linear_in_context(rows, live)  # fast-forward uses the line: both must round in the same way
         if line is not None:
             return line[0] + line[1] * context
-        shape: Shape = tuple.__new__(Shape, (0, 0, 0, 0, 0, rows, live, context, 0))  # faster than with keywords
+        shape: Shape = tuple.__new__(Shape, (0, 0, 0, 0, 0, rows, live, context, 0, longest))  # faster than keywords
+        if longest:
+            return self.change(self.cost.decode_unequal(rows, live, context, longest), shape)
         return self.change(self.cost.decode(rows, live, context), shape)
 
     def linear_in_context(self, rows: int, live: int) -> Line:
@@ -97,22 +106,40 @@ def host_of(cost: StepCost) -> tuple[HostPart, float]:
     return (cost.host if isinstance(cost, (PartsCost, CostWithHost)) else NO_HOST), 1.0
 
 
+class Launches(NamedTuple):
+    """The launch of steps that are larger than every padding bucket, and thus have no recorded graph."""
+
+    seconds: float = 0.0  # of the host: other steps start at once
+    tokens: int = 0  # the largest bucket of steps with prompts
+    rows: int = 0  # the largest bucket of decodes
+
+    def of_step(self, shape: Shape) -> float:
+        """Return the seconds of a step."""
+        tokens, limit = shape.prefill_tokens + shape.decode_rows, self.tokens if shape.prefill_rows else self.rows
+        return self.seconds if tokens > limit else 0.0
+
+
+NO_LAUNCHES = Launches()
+
+
 class OverlappedCost(ChangedCost):
     """Step times of an engine with steps in flight: host time counts only where it exceeds the device.
 
-    `saved`: by how much a step on the device is shorter than one alone, because its launch overlaps too.
+    `saved`: by how much a step on the device is shorter than one alone, because its launch overlaps too. `launches`: by
+    how much more without a graph.
     """
 
-    def __init__(self, cost: StepCost, saved: HostPart) -> None:
+    def __init__(self, cost: StepCost, saved: HostPart, launches: Launches = NO_LAUNCHES) -> None:
         super().__init__(without_host(cost))
         self.host, self.factor = host_of(cost)
-        self.saved = saved
+        self.saved, self.launches = saved, launches
 
     def change(self, seconds: float, shape: Shape) -> float:
-        return max(0.0, seconds - self.saved.of_step(shape), self.factor * self.host.of_step(shape))
+        saved = self.saved.of_step(shape) + self.launches.of_step(shape)
+        return max(0.0, seconds - saved, self.factor * self.host.of_step(shape))
 
     def change_line(self, fixed: float, slope: float, rows: int, live: int) -> Line:
-        fixed -= self.saved.seconds(live)
+        fixed -= self.saved.seconds(live) + self.launches.of_step(Shape(decode_rows=rows))
         return (fixed, slope) if fixed >= max(0.0, self.factor * self.host.seconds(live)) else None
 
 

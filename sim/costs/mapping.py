@@ -16,7 +16,7 @@ from .parts import PART_FIELDS, PartsCost
 
 KINDS = ("linear", "parts")
 REQUIRED_PARTS = ("prefill", "decode")
-FRACTIONS = ("overlap", "expert_share")  # terms that are not seconds
+FRACTIONS = ("overlap", "expert_share", "width_power")  # terms that are not seconds
 SELECTION = "selection"  # seconds per step and per row to add, because tokens are selected in another way
 
 
@@ -69,7 +69,7 @@ def check_term(name: str, default: Any, value: Any, where: str) -> Any:
         if not isinstance(value, bool):
             raise BadInput(f"{where}: expected true or false, got {quote(value)}")
         return value
-    if isinstance(default, float):
+    if default is None or isinstance(default, float):
         return check_number(value, where, maximum=1.0 if name in FRACTIONS else MAX_COST)
     if isinstance(default, int):
         return check_buckets([value], where)[0] if value else 0

@@ -61,6 +61,7 @@ class PrefillPart(Part):
     padded_square: float = 0.0  # per (padded tokens)^2 / rows: attention of equally padded rows
     buckets: Sequence[int] = ()  # padding buckets of the tokens; larger steps are not padded
     width: int = 0  # fewer tokens than this need as long for the tokens cached before them: they do not fill the device
+    width_power: Optional[float] = None  # of width / tokens; below 1, fewer tokens need a little less time
 
     def seconds(self, shape: Shape, joined: int = 0) -> float:
         """Return the seconds of the prompts of a step; `joined` decodes count as further tokens."""
@@ -71,6 +72,8 @@ class PrefillPart(Part):
         cross = shape.cross
         if cross:
             wide = cross * self.width / shape.prefill_tokens
+            if wide > cross and self.width_power is not None:
+                wide = cross * (self.width / shape.prefill_tokens) ** self.width_power
             seconds += self.cross * (wide if wide > cross else cross) + self.cross_root * sqrt(cross)
             seconds += self.paged_square * shape.squares
         if self.padded_square:
@@ -88,10 +91,17 @@ class DecodePart(Part):
     context_root: float = 0.0  # per square root of them: short contexts are read less efficiently
     buckets: Sequence[int] = ()  # padding buckets of the rows; larger steps are not padded
     context_step: int = 0  # the engine reads cached tokens in multiples of this; 0: as many as there are
+    longest: Optional[float] = None  # per cached token of the row with most of them: its parts are merged one by one
 
     def tokens_read(self, context: int) -> int:
         """Return the tokens that a step reads for these cached tokens."""
         return -(-context // self.context_step) * self.context_step if self.context_step else context
+
+    def longest_row(self, live: int, context: int, longest: int) -> float:
+        """Return the seconds of the longest context; without it, all rows are equally long."""
+        if self.longest is None or not live:
+            return 0.0
+        return self.longest * (longest or context / live)
 
     def terms(self, rows: int) -> tuple[float, float, float]:
         """Return the fixed seconds, the seconds per live row and the seconds per cached token."""
@@ -170,7 +180,7 @@ class PartsCost(StepCost):
         if not shape.prefill_rows:
             if not shape.decode_rows:
                 return seconds + self.host.step
-            return seconds + self.decode(shape.decode_rows, shape.decode_live, shape.context)
+            return seconds + self.decode_unequal(shape.decode_rows, shape.decode_live, shape.context, shape.longest)
         host, rows = self.host, shape.prefill_rows
         seconds += host.step + host.row * (rows + shape.decode_live) + host.prompt * rows
         seconds += host.token * shape.prefill_live
@@ -178,15 +188,26 @@ class PartsCost(StepCost):
             return seconds + self._mixed(shape)
         return seconds + self.prefill.seconds(shape)
 
+    @property
+    def reads_longest(self) -> bool:
+        return self.decodes.longest is not None
+
     def decode(self, rows: int, live: int, context: int) -> float:
+        return self.decode_unequal(rows, live, context, 0)
+
+    def decode_unequal(self, rows: int, live: int, context: int, longest: int) -> float:
+        part = self.decodes
         fixed, slope = self._line(rows, live)
-        root = self.decodes.context_root
-        if self.decodes.context_step:
-            context = self.decodes.tokens_read(context)
+        if part.longest is not None:
+            fixed += part.longest_row(live, context, longest)
+        root = part.context_root
+        if part.context_step:
+            context = part.tokens_read(context)
         return fixed + slope * context + root * sqrt(context) if root else fixed + slope * context
 
     def linear_in_context(self, rows: int, live: int) -> Optional[tuple[float, float]]:
-        return None if self.decodes.context_root or self.decodes.context_step else self._line(rows, live)
+        part = self.decodes
+        return None if part.context_root or part.context_step or self.reads_longest else self._line(rows, live)
 
     def _line(self, rows: int, live: int) -> tuple[float, float]:
         terms = self._terms.get(rows)
@@ -198,9 +219,11 @@ class PartsCost(StepCost):
     def _mixed(self, shape: Shape) -> float:
         """Return the seconds of prompts and decodes of one step, without host time."""
         part, rows, live = self.mixed, shape.decode_rows, shape.decode_live
-        decode = self.decode(rows, live, shape.context) - self.host.step - self.host.row * live
+        decode = self.decode_unequal(rows, live, shape.context, shape.longest) - self.host.step - self.host.row * live
         prefill = self.prefill.seconds(shape, rows if part.one_pass else 0)
         if part.one_pass:
             seconds = prefill + part.step + part.row * rows + part.context * self.decodes.tokens_read(shape.context)
+            if self.decodes.longest is not None:
+                seconds += self.decodes.longest_row(live, shape.context, shape.longest)
             return decode if part.floor and decode > seconds else seconds
         return prefill + decode - part.overlap * min(prefill, decode)

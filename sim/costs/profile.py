@@ -12,9 +12,11 @@ from typing import Any, Optional
 from servesim.core import BadInput, StepCost
 
 from .derived import (
+    NO_LAUNCHES,
     CostWithHost,
     FirstUseCost,
     LaunchedCost,
+    Launches,
     NoisyCost,
     OverlappedCost,
     SampledCost,
@@ -96,11 +98,15 @@ class Profile:
     def overlapped(self, saved: HostPart = NO_HOST) -> Profile:
         """Return the profile of an engine with steps in flight: the host works while the device runs.
 
-        `saved`: by how much such a step is shorter than one of the profile.
+        `saved`: by how much such a step is shorter than one of the profile, if the profile does not say it.
         """
-        if saved == NO_HOST == host_of(self.cost)[0]:
+        stored, launches = self.section("in_flight"), NO_LAUNCHES
+        if stored:
+            buckets = (int((self.about.get(key) or (0,))[-1]) for key in ("token_buckets", "row_buckets"))
+            saved, launches = HostPart(float(stored["step"])), Launches(float(stored["launch"]), *buckets)
+        if not stored and saved == NO_HOST == host_of(self.cost)[0]:
             return self
-        return replace(self, cost=OverlappedCost(self.cost, saved))
+        return replace(self, cost=OverlappedCost(self.cost, saved, launches))
 
     def _with_sampling(self, variant: Optional[str]) -> Profile:
         used, terms = self.sampling_used, self.sampling
@@ -139,7 +145,8 @@ class Profile:
         """The joint uncertainty of the parameters; without one in the profile, only the spread between sessions."""
         stored = self.section("uncertainty")
         session = stored.get("session")
-        return Uncertainty(stored.get("draws") or (), SESSION_SPREAD if session is None else float(session))
+        spread = SESSION_SPREAD if session is None else float(session)
+        return Uncertainty(stored.get("draws") or (), spread, float(stored.get("ttft") or 0.0))
 
     def in_same_session(self) -> Profile:
         """Return the profile for a run of the session that measured it: step times vary less than between sessions."""

@@ -115,6 +115,7 @@ class UncertaintyKeys(Stored):
     """The joint uncertainty of the parameters."""
 
     session: Optional[Annotated[AnyAtLeast0, Limits(0, 1)]] = None
+    ttft: Optional[Annotated[AnyAtLeast0, Limits(0, 1)]] = None
     draws: Optional[list[list[StoredNumber]]] = None
 
 
@@ -142,6 +143,13 @@ class PowerKeys(Stored):
     decode: Watts
     mixed: Optional[Watts] = None
     source: Optional[str] = None
+
+
+class InFlightKeys(Stored):
+    """By how many seconds a step in flight is shorter than one alone."""
+
+    step: AtLeast0  # every step: its input, its start and its tokens
+    launch: AtLeast0  # in addition, one that is larger than all padding buckets: its kernels are launched one by one
 
 
 class ModelKeys(Keys):
@@ -195,6 +203,7 @@ class ProfileFile(Stored):
     front_end: Optional[FrontEnd] = None
     first_use: Optional[FirstUse] = None
     launch: Optional[Launch] = None
+    in_flight: Optional[InFlightKeys] = None
     sampling: Optional[SamplingKeys] = None
     error: Optional[dict[str, Optional[ErrorKeys]]] = None
     check: Optional[CheckKeys] = None

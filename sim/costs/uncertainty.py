@@ -23,7 +23,11 @@ from .terms import terms_of, with_terms
 SESSION_SPREAD = 0.02  # standard deviation of all step times between sessions, from four sessions on an H200
 RUN_SPREAD = 0.0135  # between runs of the session that measured the profile: two sessions on an H200 had 0.8 and 1.7 %
 
-OVERLAP_SPREAD = 0.02  # of step times with steps in flight, from synchronous ones: two workloads on an H200
+# Of step times that were not measured one by one on the engine, but fitted to whole runs of it, or imported as times of
+# single layers; and of the TTFT, which also has times of the front end and of the client. Both are from the errors in
+# benchmarks/results/proof.csv, of which the intervals then hold 85 % or more in most sets: a fit, not a test.
+MODEL_SPREAD, TTFT_SPREAD = 0.07, 0.12
+OVERLAP_SPREAD = 0.04  # of step times with steps in flight, from synchronous ones: four workloads on an H200
 # Of step times outside the measured range, per factor e of the distance: five fits that were used at 2.4 to 4 times the
 # running requests had step times that were wrong by 2 to 32 %.
 RANGE_SPREAD = 0.15
@@ -35,6 +39,7 @@ class Uncertainty:
 
     draws: Sequence[Sequence[float]] = ()
     session: float = SESSION_SPREAD
+    ttft: float = 0.0  # spread of TTFT besides that of the step times
 
     def representatives(self, cost: StepCost, count: int) -> list[StepCost]:
         """Return `count` cost models that represent the uncertainty: the same ones in every call.

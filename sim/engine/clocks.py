@@ -34,6 +34,8 @@ class HeldSteps:
 class Clock:
     """The time of a loop."""
 
+    reads_longest = False  # whether it needs the longest context of the decoding rows of every step
+
     def finish_call(self, step: Step, start: float, rules: EngineRules) -> float:
         """Wait until the model call of a step ends, or advance the time to its end. Return the end time."""
         raise NotImplementedError
@@ -76,6 +78,7 @@ class VirtualClock(Clock):
     def __init__(self, cost: StepCost) -> None:
         self.cost = cost
         self._now = 0.0
+        self.reads_longest = cost.reads_longest
 
     def start(self) -> float:
         self._now = 0.0
@@ -101,6 +104,7 @@ class WallClock(Clock):
 
     def __init__(self) -> None:
         self.origin = time.perf_counter()
+        self.reads_longest = True  # measured steps are recorded with it
 
     def start(self) -> float:
         self.origin = time.perf_counter()

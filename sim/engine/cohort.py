@@ -6,7 +6,9 @@ The cohort keeps the sum of contexts and the members by finish step. `block_offs
 
 Why it is exact. Let a member have c cached tokens when the cohort has run t steps. It needs a new block in the step at
 which (c - t) + steps is a multiple of block_size. c - t does not change while it decodes. So one count per residue
-gives the new blocks of any later step. Members with reserved blocks never need a new one and are not counted.
+gives the new blocks of any later step. Members with reserved blocks never need a new one and are not counted. For the
+same reason the longest context is steps + the largest c - t: a heap has these numbers, and one that no member has any
+more is removed when it is at the top. Only a cost model that needs it (`tracks_longest`) makes joining cost more.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ class Cohort(DecodeCohort):
     """The decoding requests of one server."""
 
     __slots__ = (
-        "_finish_steps", "_finishing", "_reserved", "block_offsets", "block_size", "busy", "flight", "known",
-        "last_end", "new_members", "next_finish", "pairs_run", "rows_run",
+        "_finish_steps", "_finishing", "_longest", "_members_at", "_reserved", "block_offsets", "block_size", "busy",
+        "flight", "known", "last_end", "new_members", "next_finish", "pairs_run", "rows_run", "tracks_longest",
     )  # fmt: skip
 
     def __init__(self, block_size: int) -> None:
@@ -45,6 +47,9 @@ class Cohort(DecodeCohort):
         self._finishing: dict[int, list[Request]] = {}  # members by the step at which they finish
         self.block_offsets = [0] * block_size  # members by (cached - steps) modulo block_size
         self._reserved: dict[Request, int] = {}  # members that hold more blocks than their tokens need, and how many
+        self.tracks_longest = False  # whether `longest` is known
+        self._members_at: dict[int, int] = {}  # members by (cached - steps)
+        self._longest: list[int] = []  # heap of the keys of _members_at, negative
         self.flight: Optional[Step] = None  # the newest step that was in flight
         self.known: AbstractSet[Request] = NO_MEMBERS  # members all of whose tokens were known at its decision
 
@@ -58,6 +63,8 @@ class Cohort(DecodeCohort):
         request._joined_step = steps
         request._joined_busy_s = self.busy
         self.max_length += request.prompt + request.max_tokens
+        if self.tracks_longest:
+            self._note_context(cached - steps)
         if request.sampling is not None:
             self._join_group(request)
             return
@@ -80,6 +87,20 @@ class Cohort(DecodeCohort):
             assert request._blocks * block_size >= cached + remaining, f"{request}: Chunk.blocks is too small"
         self.new_members.append(request)
 
+    def _note_context(self, offset: int) -> None:
+        members = self._members_at.get(offset, -1)
+        if members < 0:
+            heappush(self._longest, -offset)
+        self._members_at[offset] = members + 1 if members > 0 else 1
+
+    @property
+    def longest(self) -> int:
+        """The cached tokens of the member that has most of them; 0 if nothing tracks it."""
+        heap = self._longest
+        while heap and not self._members_at[-heap[0]]:
+            del self._members_at[-heappop(heap)]
+        return self.steps - heap[0] if heap else 0
+
     def _join_group(self, request: Request) -> None:
         self.groups.append(request)
         self.new_members.append(request)
@@ -96,6 +117,8 @@ class Cohort(DecodeCohort):
         self.max_length -= request.prompt + request.max_tokens
         self.size -= request.sequences
         self.context -= request.sequences * cached
+        if self.tracks_longest:
+            self._members_at[cached - self.steps] -= 1
         if steps and not request._in_flight:  # otherwise the step that completes its prompt has not returned either
             request.decoding += self.busy - request._joined_busy_s
         elif not steps and request in self.new_members:

@@ -2,7 +2,7 @@
 
 How it works. A plan has a `Hold`: the policy would return it for n further steps, too, if nothing arrives, finishes
 or lacks blocks. These steps need no decision, and the cohort makes a step of all requests O(1), so only their durations
-and blocks are left to compute (`HeldDecodes`). A segment ends if the hold ends, a request finishes, an arrival becomes
+and blocks are left (held_decodes.py). A segment ends if the hold ends, a request finishes, an arrival becomes
 visible, `until` or `max_wait` is reached, or a step lacks blocks. If the plan also holds past the finish of requests
 (`past_finish`), the next segment follows at once. A policy that learns from the time of every step is asked before each
 of them whether its plan still holds.
@@ -12,8 +12,7 @@ the last of these return, too. A segment has no further steps if the first two c
 
 Why it is exact. Every duration uses the formula of a single step (`fixed + slope * context`, or `StepCost.decode`).
 Durations are added to the time one by one, in the same order. So every float is rounded in the same way. Blocks are
-allocated in the order of the steps. Tests run every policy with and without fast-forward and compare every time, bit by
-bit, and every metric.
+allocated in the order of the steps. Tests compare all times and metrics of every policy with and without it.
 """
 
 from __future__ import annotations
@@ -24,113 +23,13 @@ from servesim.core import Plan, StepCost, check_seconds
 from servesim.core.limits import MAX_STEP
 
 from .clocks import HeldSteps
+from .held_decodes import DecodeCost, HeldDecodes
 from .loop import Loop
 from .model_call import launch_decodes, put_in_flight, run_on
 from .shape import Padding
 from .step import NO_REQUESTS, Step
 
 ROUNDED_DOWN: Final = 1 - 1e-9  # a sum of step times is at least this part of their product with the number of steps
-MANY_BLOCKS: Final = 1 << 40  # more than any segment allocates; sums of a larger number would be slow
-
-
-class DecodeCost:
-    """The cost of a decode with a number of live rows."""
-
-    __slots__ = ("fixed", "linear", "rows", "slope")
-
-    def __init__(self, rows: int, linear: Optional[tuple[float, float]]) -> None:
-        self.rows = rows  # with padding
-        self.linear = linear is not None  # in the context
-        self.fixed, self.slope = linear or (0.0, 0.0)  # seconds at context 0, and per context token
-
-
-class HeldDecodes:
-    """Equal decode steps, one after another: their rows, cost, context, blocks and times."""
-
-    __slots__ = (
-        "_first_free", "_free_sum", "_index", "_offsets", "_overlaps", "context", "cost", "decision", "end", "fixed",
-        "free", "horizon", "live",
-    )  # fmt: skip
-
-    def __init__(self, offsets: list[int], overlaps: bool) -> None:
-        self._offsets = offsets  # blocks that a step needs; see Cohort
-        self._overlaps = overlaps  # a step is decided at the start of the one before it, not at its end
-        self.cost = DecodeCost(0, None)
-        self.live = 0  # decode rows without padding
-        self.fixed = 0.0  # seconds of the next step at context 0
-        self.context = 0  # cached tokens that the newest step reads
-        self.decision = 0.0  # when the next step is decided
-        self.end = 0.0  # of the newest step
-        self.horizon = 0.0  # every step must be decided before it
-        self.free = 0  # blocks that further steps can take
-        self._first_free = 0
-        self._free_sum = 0  # of these blocks, summed over the steps after the first one
-        self._index = 0  # of the next step in the offsets
-
-    def begin(self, live: int, cost: DecodeCost, context: int, start: float, end: float) -> None:
-        """Begin with one step that has been decided."""
-        self.live, self.cost, self.fixed, self.context = live, cost, cost.fixed, context
-        self.decision, self.end = start if self._overlaps else end, end
-        self.free = self._first_free = self._free_sum = 0
-
-    def set_blocks(self, free: int, steps: int) -> None:
-        """Set the blocks that steps after the first one can take; the cohort has counted this number of steps."""
-        self.free = self._first_free = min(free, MANY_BLOCKS)
-        self._index = -steps % len(self._offsets)
-
-    def advance(self, count: int) -> int:
-        """Run up to `count` further steps, each decided before the horizon and with its blocks. Return how many ran."""
-        offsets, live, fixed, slope = self._offsets, self.live, self.fixed, self.cost.slope
-        index, free, free_sum, context = self._index, self.free, self._free_sum, self.context
-        decision, end, horizon, overlaps = self.decision, self.end, self.horizon, self._overlaps
-        ran = 0
-        while ran < count:
-            needed = offsets[index]
-            if decision >= horizon or needed > free:
-                break
-            index = (index or len(offsets)) - 1
-            free -= needed
-            free_sum += free
-            context += live
-            decision, end = end, end + (fixed + slope * context)
-            if not overlaps:
-                decision = end
-            ran += 1
-        self._index, self.free, self._free_sum, self.context = index, free, free_sum, context
-        self.decision, self.end = decision, end
-        return ran
-
-    def advance_one(self) -> float:
-        """Run one further step, whose blocks are there. Return its seconds."""
-        index = self._index
-        self.free -= self._offsets[index]
-        self._index = (index or len(self._offsets)) - 1
-        self._free_sum += self.free
-        self.context += self.live
-        seconds = self.fixed + self.cost.slope * self.context
-        end = self.end + seconds
-        self.decision = self.end if self._overlaps else end
-        self.end = end
-        return seconds
-
-    @property
-    def lacks_blocks(self) -> bool:
-        """Whether the blocks of the next step are missing."""
-        return self._offsets[self._index] > self.free
-
-    @property
-    def taken(self) -> int:
-        """Blocks that further steps have taken."""
-        return self._first_free - self.free
-
-    @property
-    def last_needed(self) -> int:
-        """Blocks that the newest step has taken."""
-        return self._offsets[(self._index + 1) % len(self._offsets)]
-
-    def more_blocks(self, further: int) -> int:
-        """Return the blocks that further steps hold in addition to the first one, summed over the steps."""
-        return further * self._first_free - self._free_sum
 
 
 class FastForward(HeldSteps):
@@ -152,6 +51,7 @@ class FastForward(HeldSteps):
         # A cache that evicts only what is missing: it evicts the same blocks at the end of a segment as step by step.
         self._cache = cache if cache is not None and cache.evicts_missing else None
         self._learns = loop.policy.learns
+        self._reads_longest = cost.reads_longest
         self._held = HeldDecodes(server.cohort.block_offsets, server.overlaps)
 
     @property
@@ -162,7 +62,8 @@ class FastForward(HeldSteps):
     def run(self, step: Step) -> float:
         loop, server, cohort, plan, held = self.loop, self.server, self.server.cohort, step.plan, self._held
         inbox = loop.inbox
-        hold, held.horizon, past_finish = self._bounds(plan)
+        hold, horizon, past_finish = self._bounds(plan)
+        held.horizon = min(horizon, loop.barrier)
         decided, cold = 0, self.cold_start("decode")
         while True:  # one segment
             self._start_segment(step, cold)
@@ -188,15 +89,10 @@ class FastForward(HeldSteps):
 
     def earliest_end(self, step: Step) -> float:
         """Return a time before which no step of a held plan ends that changes who decodes."""
-        cohort, plan = self.server.cohort, step.plan
-        live, extra = cohort.size, plan.padding_rows
-        costs = self._costs.setdefault(extra, {})
-        self._costs_now, self._extra = costs, extra
-        cost = costs.get(live)
-        if cost is None:
-            cost = self._decode_cost(live, extra)
-        flight = self.server.flight
-        if not cost.linear or self._learns or self.loop.inbox.delayed or (flight is not None and flight.ends):
+        cohort, plan, flight = self.server.cohort, step.plan, self.server.flight
+        cost = self._cost_of(cohort.size, plan.padding_rows)
+        returns = flight is not None and bool(flight.ends or flight.sampled)  # first or last tokens, before this step
+        if returns or not cost.linear or self._learns or self.loop.inbox.delayed:
             return step.decided
         hold, horizon, _ = self._bounds(plan)
         steps = min(hold, cohort.next_finish - cohort.steps)
@@ -205,12 +101,9 @@ class FastForward(HeldSteps):
     def _start_segment(self, step: Step, cold: float) -> None:
         """Begin a segment with a step, which starts when the step before it ends."""
         cohort = self.server.cohort
-        live, context, extra = cohort.size, cohort.context, step.plan.padding_rows
-        if extra != self._extra:
-            self._extra, self._costs_now = extra, self._costs.setdefault(extra, {})
-        cost = self._costs_now.get(live)
-        if cost is None:
-            cost = self._decode_cost(live, extra)
+        live, context = cohort.size, cohort.context
+        cost = self._cost_of(live, step.plan.padding_rows)
+        self._held.longest = cohort.longest
         duration = cost.fixed + cost.slope * context if cost.linear else self._seconds(cost, live, context)
         step.rows, step.end = live, step.start + (duration + cold)
         self._held.begin(live, cost, context, step.start, step.end)
@@ -280,6 +173,7 @@ class FastForward(HeldSteps):
             if in_flight and further:  # the step before returns
                 gaps.add(seconds, live)
             if not cost.linear:
+                held.longest += 1
                 held.fixed = self._seconds(cost, live, held.context + live)
             seconds = held.advance_one()
             if not in_flight:
@@ -338,12 +232,10 @@ class FastForward(HeldSteps):
         """Return the steps that a plan may run, the time limit, and whether it continues when a request finishes."""
         inbox, hold = self.loop.inbox, plan.hold
         steps, until = hold.steps + 1, hold.until
-        if inbox.delayed or inbox.followers:
+        if inbox.delayed or inbox.has_followers:
             steps = self._steps_until_visible(steps)
         horizon = inbox.next_arrival if self._only_arrivals and until is None else self._horizon(until)
-        horizon = min(horizon, self.loop.barrier)
-        may_follow = inbox.followers or inbox.stops_at_ends
-        return steps, horizon, hold.past_finish and until is None and not may_follow
+        return steps, horizon, hold.past_finish and until is None and not inbox.has_followers
 
     def _learn(self, now: float) -> bool:
         """Let the policy learn from the last step. Return whether its plan still holds."""
@@ -356,13 +248,27 @@ class FastForward(HeldSteps):
 
     def _seconds(self, cost: DecodeCost, live: int, context: int) -> float:
         """Return the time of a step that is not linear in its context."""
-        seconds = self.cost.decode(cost.rows, live, context)
+        if self._reads_longest:
+            seconds = self.cost.decode_unequal(cost.rows, live, context, self._held.longest)
+        else:
+            seconds = self.cost.decode(cost.rows, live, context)
         if not 0.0 <= seconds <= MAX_STEP:
             check_seconds(self.cost, seconds)
         return seconds
 
-    def _decode_cost(self, live: int, extra: int) -> DecodeCost:
-        """Return the cost of a decode with this number of live rows, and cache it."""
+    def change_cost(self, cost: StepCost) -> None:
+        """Use another cost model from now on."""
+        self.cost = cost
+        for costs in self._costs.values():
+            costs.update({n: DecodeCost(old.rows, cost.linear_in_context(old.rows, n)) for n, old in costs.items()})
+
+    def _cost_of(self, live: int, extra: int) -> DecodeCost:
+        """Return the cost of a decode with this number of live rows and padding rows of the plan."""
+        if extra != self._extra:
+            self._extra, self._costs_now = extra, self._costs.setdefault(extra, {})
+        cost = self._costs_now.get(live)
+        if cost is not None:
+            return cost
         rows = max(self.padding.pad_rows(live), live + extra)
         linear = self.cost.linear_in_context(rows, live)
         for number in linear or ():  # if neither is negative, no step time is

@@ -8,26 +8,27 @@ at which another replica may finish one. Times are exact: SimPy orders the event
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Generator, Sequence
-from contextlib import suppress
 from heapq import heappop, heappush
 from operator import attrgetter
 from random import Random
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Final, Optional
 
 import simpy
-from servesim.core import Request
-from servesim.routers.router import Asked, Router
+from servesim.core import BadInput, Request, Stuck
+from servesim.routers.router import REFUSED, Asked, Router
 from servesim.routers.router import Fleet as View
+from servesim.routers.router import Replica as Reported
 from simpy.events import EventPriority
 
 from .exact_time import At
-from .replica import Replica
+from .loop import Loop
+from .replica import CachedTokens, Replica
 from .several import Servers
 from .transfers import Transfers
 
-LAST = 2  # order of replicas at a time: after the router, so that they know what comes then
+LAST: Final = 2  # order of replicas at a time: after the router, so that they know what comes then
+NO_REPLICA: Final = -1
 Ask = Callable[[Request], Asked]  # what the router sees of a request
 
 
@@ -50,9 +51,11 @@ class Fleet(Servers):
         self._asked: dict[Any, Asked] = {}  # of the requests in flight, if the router learns
         self._without_token: dict[Any, Request] = {}  # of these, if the router learns of first tokens
         self._random = Random(f"router {seed}")
-        self._coming = sorted([r for r in requests if r.follows is None], key=attrgetter("sent"))[::-1]  # next one last
+        self._coming = sorted((r for r in requests if r.follows is None), key=attrgetter("sent"))
+        self._coming.reverse()  # the next one is the last
         self._followers: dict[Any, list[Request]] = {}
-        for request in requests:
+        for serial, request in enumerate(requests):
+            request.serial = serial
             if request.follows is not None:
                 self._followers.setdefault(request.follows, []).append(request)
         self._released: list[tuple[float, int, Request]] = []  # followers, by their arrival
@@ -64,17 +67,22 @@ class Fleet(Servers):
         if transfers is not None:
             self.present = [number for number in self.present if number not in self.decode_replicas]
             transfers.choose, transfers.deliver, transfers.wake = self._choose, self._deliver, self._wake
-        self._releases = 0
+        # what a replica does may come to another one: a request that follows another one, or KV
+        self._is_coupled = bool(self._followers) or transfers is not None
         self._is_static = not self._is_coupled and not router.learns  # no choice depends on what the replicas do
         for replica in replicas if not self._is_static else ():
-            replica.loop.inbox.ended = self._ended
-            replica.loop.inbox.stops_at_ends = bool(self._followers) or replica.server.kept is not None
-            replica.loop.fast_path = False
+            self._attach(replica.loop)
         self._reported_at = -math.inf
+        self._wakes: list[tuple[float, int]] = []  # heap of the times at which replicas go on, if not coupled
         self._env = simpy.Environment()
         self._running: Optional[Replica] = None  # the one that runs steps now
         self._router_process: Optional[simpy.Process] = None
         self._replica_processes: list[simpy.Process] = []
+
+    def _attach(self, loop: Loop) -> None:
+        """Let a loop tell the router what it does, and expect requests at any time."""
+        loop.inbox.ended, loop.inbox.stops_at_ends = self._ended, bool(self._followers) or loop.server.kept is not None
+        loop.fast_path, loop.holds = False, True
 
     def run(self) -> float:
         """Run until all requests are done. Return the time."""
@@ -85,20 +93,31 @@ class Fleet(Servers):
                 self._send(request, request.sent)
         self._replica_processes = [env.process(self._run_replica(number)) for number in range(len(self.replicas))]
         self._router_process = env.process(self._run_router())
-        env.run()
-        self.now = max(replica.loop.now for replica in self.replicas)
-        idle = [self.now - replica.loop.now + replica.idle_s for replica in self.replicas]
-        self.idle_s = sum(idle) / len(idle)  # of a replica on average
-        for replica in self.replicas:
-            replica.finish()
+        try:
+            env.run()
+        finally:  # also if a replica is stuck
+            self.now = max([replica.loop.now for replica in self.replicas])
+            idle = [self.now - replica.loop.now + replica.idle_s for replica in self.replicas]
+            self.idle_s = sum(idle) / len(idle)  # of a replica on average
+        self._finish()
+        if self._followers:
+            unreleased = [request for followers in self._followers.values() for request in followers]
+            raise Stuck("these requests wait for a request that does not exist or never finished", unreleased, self.now)
         return self.now
 
     def _run_router(self) -> Generator[simpy.Event, Any, None]:
         while True:
             time = self._next_arrival()
+            if time == math.inf and not self._is_coupled:
+                for replica, process in zip(self.replicas, self._replica_processes):
+                    replica.loop.holds = False  # nothing comes any more
+                    process.interrupt()
+                return
             yield from self._sleep(time)
-            if time > self._next_arrival():
-                continue  # a request that follows another one comes earlier
+            time = self._next_arrival()
+            if time > self._env.now:
+                continue  # it was woken, because something has changed
+            self._catch_up(time)
             self._tell_router(time)
             while self._next_arrival() <= time:
                 self._send(self._pop(), time)
@@ -106,27 +125,43 @@ class Fleet(Servers):
     def _run_replica(self, number: int) -> Generator[simpy.Event, Any, None]:
         replica = self.replicas[number]
         while True:
+            replica.loop.expects = self._next_arrival() < math.inf
             self._running = replica
             time = replica.run_until(self._horizon(number))
             self._running = None
             if self._is_coupled:
                 self._release()
-            yield from self._sleep(time, LAST + number)
+            yield from self._sleep(time if self._is_coupled else math.inf, LAST + number)
 
-    def _sleep(self, time: float, order: int = 1) -> Generator[simpy.Event, Any, None]:
-        """Wait until a time, or until an interrupt. At equal times, the lower order is first."""
+    def _catch_up(self, now: float) -> None:
+        """Run the replicas that may have changed something up to now. In a coupled fleet, they have run by themselves.
+
+        So a replica needs no event of SimPy for each of its steps.
+        """
+        wakes = self._wakes
+        while wakes and wakes[0][0] < now:
+            time, number = heappop(wakes)
+            replica = self.replicas[number]
+            if time == replica.wakes_at:  # otherwise it has run since
+                heappush(wakes, (replica.run_until(now), number))
+
+    def _sleep(self, time: float, order: int = 1) -> Generator[simpy.Event, Any, Any]:
+        """Wait until a time, or until an interrupt; return its cause. At equal times, the lower order is first."""
         env = self._env
         event = env.event()
         if time < math.inf:
             event._ok, event._value = True, None
             env.schedule(event, EventPriority(order), At(max(time, env.now)))
-        with suppress(simpy.Interrupt):
+        try:
             yield event
+        except simpy.Interrupt as interrupt:
+            return interrupt.cause
+        return None
 
     def _horizon(self, number: int) -> float:
         """Return the time up to which nothing comes to a replica that is not known now."""
         arrival = self._next_arrival()
-        if not self._is_coupled:
+        if not self._followers and self.transfers is None:
             return arrival
         others = [other.next_event for place, other in enumerate(self.replicas) if place != number]
         return min(arrival, max(min(others, default=math.inf), math.nextafter(self._env.now, math.inf)))
@@ -136,15 +171,6 @@ class Fleet(Servers):
         coming = self._coming[-1].sent if self._coming else math.inf
         return min(coming, self._released[0][0]) if self._released else coming
 
-    @property
-    def _is_coupled(self) -> bool:
-        """Whether what a replica does may come to another one: followers, or KV."""
-        return bool(self._followers) or self.transfers is not None
-
-    def _push_released(self, time: float, request: Request) -> None:
-        self._releases += 1
-        heappush(self._released, (time, self._releases, request))
-
     def _pop(self) -> Request:
         if self._released and (not self._coming or self._released[0][0] < self._coming[-1].sent):
             return heappop(self._released)[2]
@@ -152,32 +178,50 @@ class Fleet(Servers):
 
     def _send(self, request: Request, now: float) -> None:
         """Let the router choose a replica, and send the request to it."""
-        if self.transfers is None:
-            self._deliver(self._choose(False, request), request)
-        else:
+        if self.transfers is not None:
             self.transfers.send(request, now)
+            return
+        number = self._route(request)
+        if number != NO_REPLICA:
+            self._deliver(number, request)
+
+    def _route(self, request: Request) -> int:
+        """Return the replica of a request; NO_REPLICA: none can take it now."""
+        return self._choose(False, request)
 
     def _deliver(self, number: int, request: Request) -> None:
         self.replicas[number].send(request)
         self._wake(number)
 
     def _wake(self, number: int) -> None:
-        """Let a replica learn of what has come. The one that runs now does not go on past the answer to it."""
+        """Let a replica go on, which has got a request or has run. One that runs now does not pass the answer to it."""
         replica, running = self.replicas[number], self._running
-        if running is replica or not self._replica_processes:
+        if self._is_static:
             return
-        self._replica_processes[number].interrupt()
-        if running is not None:
-            running.horizon = min(running.horizon, replica.next_event)
+        if not self._is_coupled:
+            heappush(self._wakes, (replica.wakes_at, number))
+        elif running is not replica and self._replica_processes:
+            self._replica_processes[number].interrupt()
+            if running is not None:
+                running.horizon = min(running.horizon, replica.next_event)
 
-    def _choose(self, decodes: bool, request: Request) -> int:
-        """Return the replica that the router, or that of the decodes, chooses for a request."""
-        asked = self._ask(request)
-        router, memory, present = self.router, self.memory, self.present
+    def _choose(self, decodes: bool, request: Request, among: Optional[Sequence[int]] = None) -> int:
+        """Return the replica that the router, or that of the decodes, chooses for a request, of all or of some."""
+        router, memory, present = self.router, self.memory, self.present if among is None else among
         if decodes:
             router, memory, present = self.decode_router, self.decode_memory, self.decode_replicas
-        view = View(max(request.sent, self._env.now), present, memory)
+        now = max(request.sent, self._env.now)
+        if router.reads_caches:
+            for number, replica in enumerate(self.replicas):
+                replica.run_held(now)
+                self._wake(number)
+        asked = self._ask(request)
+        view = View(now, present, memory, CachedTokens(self.replicas, request))
         number = router.route(asked, view, self._random)
+        if number == REFUSED:
+            raise BadInput(f"cluster.router: it refuses request {request.id}; a fleet cannot simulate this")
+        if number not in present:
+            raise ValueError(f"replica {number!r}, expected one of {present}")
         router.sent(asked, number, view)
         self.replica_of[request.id] = number
         if not self._is_static:
@@ -198,9 +242,9 @@ class Fleet(Servers):
             self._tell_first_tokens(now)
         ended = self._ended
         if ended:
-            ended.sort(key=lambda end: end[0])
-            known = bisect_right([time for time, _ in ended], now)
-            for _, request in ended[:known]:
+            known = [end for end in ended if end[0] <= now]
+            known.sort(key=_time_of)
+            for _, request in known:
                 asked = self._asked.pop(request.id, None)
                 if asked is None:  # its prefill failed, so it was not sent to a decode replica
                     continue
@@ -208,13 +252,24 @@ class Fleet(Servers):
                 router, memory = self._router_of(number)
                 router.ended(memory, asked, number)
                 self._without_token.pop(request.id, None)
-            del ended[:known]
-        if now - self._reported_at >= self.staleness:
+            ended[:] = [end for end in ended if end[0] > now]
+        reads = self.router.reads_reports or self.decode_router.reads_reports
+        if reads and now - self._reported_at >= self.staleness:
             self._reported_at = now
-            reports = [replica.report() for replica in self.replicas]
+            reports = self._reports(now)
             self.router.reported(self.memory, reports)
             if self.transfers is not None:
                 self.decode_router.reported(self.decode_memory, reports)
+
+    def _reports(self, now: float) -> list[Reported]:
+        """Return what the replicas say about themselves. A request that ends with the step of now still runs."""
+        reports = [replica.report(now) for replica in self.replicas]
+        for _, request in self._ended:
+            number = self.replica_of[request.id]
+            reports[number] = reports[number]._replace(running=reports[number].running + 1)
+        for number in range(len(self.replicas)):
+            self._wake(number)
+        return reports
 
     def _tell_first_tokens(self, now: float) -> None:
         started = [request for request in self._without_token.values() if (request.first_token or math.inf) <= now]
@@ -229,9 +284,25 @@ class Fleet(Servers):
         first = self._next_arrival()
         for now, request in self._ended:
             if self.transfers is not None and (prefilled := self.transfers.ended(request, now)) is not None:
-                self._push_released(now, prefilled)
-            for follower in self._followers.pop(request.id, ()):
-                follower.sent = follower.arrival = now + max(follower.think_time, self.client_delay)
-                self._push_released(follower.sent, follower)
-        if self._next_arrival() < first and self._router_process is not None:
+                heappush(self._released, (now, prefilled.serial, prefilled))
+            self._release_followers(request, now)
+        if self._next_arrival() < first:
+            self._wake_router()
+
+    def _release_followers(self, request: Request, now: float) -> None:
+        for follower in self._followers.pop(request.id, ()):
+            follower.sent = follower.arrival = now + max(follower.think_time, self.client_delay)
+            heappush(self._released, (follower.sent, follower.serial, follower))
+
+    def _wake_router(self) -> None:
+        if self._router_process is not None:
             self._router_process.interrupt()
+
+    def _finish(self) -> None:
+        """Raise Stuck if a replica has requests, now that nothing happens any more."""
+        for replica in self.replicas:
+            replica.finish()
+
+
+def _time_of(end: tuple[float, Request]) -> float:
+    return end[0]

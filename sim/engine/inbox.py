@@ -69,7 +69,7 @@ class Inbox:
         self._released: list[tuple[float, int, Request]] = []  # followers whose predecessor has finished
         self.reports_ends = bool(self.followers)
         self.ended: Optional[list[tuple[float, Request]]] = None  # in a fleet: when requests ended, for the router
-        self.stops_at_ends = False  # in a fleet: the end of a request may send another one here
+        self.stops_at_ends = False  # in a fleet: an end here may bring a request at the router
         self.delayed: deque[tuple[int, Request]] = deque()  # (ended calls at which it becomes visible, request)
         self.next_arrival = self._arrival(0)
 
@@ -106,9 +106,7 @@ class Inbox:
         self._update_next_arrival()
 
     def send(self, request: Request) -> None:
-        """Add a request of a router. It comes after those before it."""
-        request.serial = self._next_serial
-        self._next_serial += 1
+        """Add a request of a router. It comes after those before it and keeps its serial."""
         if self.per_request or self.per_token:
             before = self._coming[-1].arrival if self._coming else -math.inf
             request.arrival = max(before, request.arrival) + self._work(request)
@@ -119,6 +117,14 @@ class Inbox:
         """Tell the server at a time that the KV of a request that it knows has been copied."""
         heappush(self._released, (time, request.serial, request))
         self._update_next_arrival()
+
+    def take_all(self) -> list[Request]:
+        """Take out the requests of a router that the scheduler has not seen."""
+        taken = [*(request for _, request in self.delayed), *self._coming[self._next :]]
+        self.delayed.clear()
+        self._next = len(self._coming)
+        self._update_next_arrival()
+        return taken
 
     def end(self, ended: Request, now: float) -> None:
         """Start the think time of the requests that follow this one; in a fleet, tell the router."""
@@ -153,6 +159,11 @@ class Inbox:
         while self.next_timeout() <= now:
             gone.append(heappop(self._open)[2])
         return gone
+
+    @property
+    def has_followers(self) -> bool:
+        """Whether a request waits for the end of another one, here or at the router."""
+        return self.stops_at_ends or bool(self.followers)
 
     def unreleased(self) -> list[Request]:
         """Return the requests whose predecessor has not finished or does not exist."""

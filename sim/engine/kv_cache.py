@@ -45,6 +45,16 @@ class PrefixCacheStats:
             "prefix_cache_evictions": self.evicted_blocks,
         }
 
+    def add(self, other: PrefixCacheStats) -> None:
+        """Add the counts of another server."""
+        self.requests += other.requests
+        self.queries += other.queries
+        self.hits += other.hits
+        self.preempted_requests += other.preempted_requests
+        self.preempted_queries += other.preempted_queries
+        self.preempted_hits += other.preempted_hits
+        self.evicted_blocks += other.evicted_blocks
+
     def count(self, request: Request, cached: int) -> None:
         """Count an admission or a lookup."""
         tokens = request.prompt + request._written
@@ -88,6 +98,10 @@ class KvCache:
         """Return the blocks of a waiting request that can come from the cache: its last token is always computed."""
         return (request.prompt + request._written - 1) // self.pool.block_size
 
+    def cached_tokens(self, text: Text, tokens: int) -> int:
+        """Return how many of the first tokens of a text are cached now. Nothing counts as used."""
+        return 0
+
     def find_cached(self, request: Request) -> tuple[int, int]:
         """Return the cached tokens of a request that has not run here, and which of their blocks no request holds."""
         return 0, 0
@@ -100,6 +114,13 @@ class KvCache:
         for request, tokens in self.lookups:
             self.stats.count(request, tokens)
         self.lookups.clear()
+
+    def add_counts(self, other: KvCache) -> None:
+        """Add the counts of another server."""
+        self.stats.add(other.stats)
+        if self.host is not None and other.host is not None:
+            self.host.copies += other.host.copies
+            self.host.copied_blocks += other.host.copied_blocks
 
     def admit(self, request: Request, cached: int, decodes: bool = True) -> int:
         """Count an admission, and hold the blocks of the first `cached` tokens. Return how many were free or copied.

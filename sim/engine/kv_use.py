@@ -9,6 +9,8 @@ by the seconds of the calls would need two more operations per step. Standard li
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from servesim.core import BlockPool
 
 
@@ -33,22 +35,22 @@ class KvUse:
         self.token_sum += self.tokens * steps + live * (steps * (steps + 1) // 2)
         self.tokens += live * steps
 
-    def add(self, other: KvUse) -> None:
-        """Add the sums of another server of the same size; the peak is that of the fuller one."""
-        self.block_sum += other.block_sum
-        self.token_sum += other.token_sum
-        self.shared_sum += other.shared_sum
-        self.peak_blocks = max(self.peak_blocks, other.peak_blocks)
 
-    def metrics(self, pool: BlockPool, calls: int) -> dict[str, float]:
-        """Return the metrics of a run with this number of model calls."""
-        if not self.block_sum:
-            return {}
-        return {
-            "mean_kv_usage": self.block_sum / (calls * pool.total),
-            "peak_kv_usage": self.peak_blocks / pool.total,
-            "kv_fragmentation": 1 - self.token_sum / (self.block_sum * pool.block_size),
-            "peak_kv_blocks": self.peak_blocks,
-            "mean_kv_tokens": self.token_sum / calls,
-            **({"kv_sharing": self.shared_sum / (self.block_sum + self.shared_sum)} if self.shared_sum else {}),
-        }
+def kv_metrics(servers: Sequence[tuple[KvUse, BlockPool, int]]) -> dict[str, float]:
+    """Return the metrics of a run from the sums, the blocks and the model calls of each server.
+
+    The peak is that of the fullest server.
+    """
+    uses = [use for use, _, _ in servers]
+    blocks = sum([use.block_sum for use in uses])
+    tokens, shared = sum([use.token_sum for use in uses]), sum([use.shared_sum for use in uses])
+    if not blocks:
+        return {}
+    return {
+        "mean_kv_usage": blocks / sum([calls * pool.total for _, pool, calls in servers]),
+        "peak_kv_usage": max([use.peak_blocks / pool.total for use, pool, _ in servers]),
+        "kv_fragmentation": 1 - tokens / sum([use.block_sum * pool.block_size for use, pool, _ in servers]),
+        "peak_kv_blocks": max([use.peak_blocks for use in uses]),
+        "mean_kv_tokens": tokens / sum([calls for _, _, calls in servers]),
+        **({"kv_sharing": shared / (blocks + shared)} if shared else {}),
+    }

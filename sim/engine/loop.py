@@ -1,22 +1,19 @@
 """The engine loop: deliver arrivals, call the policy, carry out its plan, run the model call, record the results.
 
 Simulated and live runs use this loop. They differ in the clock, which gives the end of a call; a live run has a device.
-This module also builds a server and its loop from the `engine` section of a scenario.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Final, Optional, Protocol
 
-from servesim.core import BadInput, Plan, PlanError, Policy, Rejection, Request, Stuck, View
+from servesim.core import BadInput, Plan, PlanError, Rejection, Request, Stuck, View
 
 from .clocks import Clock
 from .inbox import Inbox
 from .model_call import deliver, launch, set_start
 from .plans import start_step
-from .rules import rules_of
 from .server import Server
 from .step import NO_REQUESTS, Step
 from .stuck import describe_cause
@@ -75,6 +72,9 @@ class Loop:
         self.barrier = math.inf  # in a fleet: held steps run up to this time, after which a request may come
         self.held: Optional[Step] = None  # in a fleet: a decided step of a held plan that has not run
         self.in_fleet = False
+        self.holds = False  # in a fleet: requests that are not known may come before a held plan ends
+        self.expects = False  # in a fleet: the router may send more requests
+        self.sleeps = False  # the next decision is at the next arrival, if that is earlier than the time given
         self.port: Optional[Port] = None  # in a fleet: KV that leaves or enters this server
         self.calls = 0  # model calls that have ended
         self._idle = True  # no model call has run since the last wait
@@ -90,6 +90,7 @@ class Loop:
         server.record_moves = bool(observers)
         # no observer, client or follower waits for the end of a step
         self.fast_path = not (observers or check or inbox.end_lag or inbox.reports_ends)
+        server.cohort.tracks_longest = clock.reads_longest
         self.fast_forward = clock.make_fast_forward(self)
 
     def run(self, stop: Optional[Callable[[], bool]] = None) -> float:
@@ -111,7 +112,7 @@ class Loop:
         if not (step.decode_rows or step.chunks or step.runs_model):
             return self._go_on_without_call(step, state)
         if step.hold and self.fast_forward is not None and self._may_fast_forward():
-            if self.in_fleet:
+            if self.holds:
                 self.held = step
             else:
                 self.run_held(step)
@@ -233,7 +234,7 @@ class Loop:
             return None
         wake_at = self.now + self.empty_step
         if server.idle():
-            wake_at = max(wake_at, self.inbox.next_arrival)
+            wake_at = max(wake_at, min(self.inbox.next_arrival, self.barrier))
         if self.observers and (step.has_moves or not server.idle()):
             self._polled.append(step)
         if server.flight.end <= wake_at:
@@ -247,9 +248,9 @@ class Loop:
 
         inf: there is no event any more.
         """
-        moved, next_arrival = step.has_moves or step.plan.state != state, self.inbox.next_arrival
-        is_idle = self.server.idle()
-        polls = self._polls and (not is_idle or (step.has_moves and next_arrival < math.inf))
+        moved, more = step.has_moves or step.plan.state != state, self.expects or self.inbox.next_arrival < math.inf
+        is_idle, self.sleeps = self.server.idle(), False
+        polls = self._polls and (not is_idle or (step.has_moves and more))
         if moved or polls:
             self._notify_no_call(step, self.now)
         elif not self.inbox.delayed:
@@ -259,7 +260,7 @@ class Loop:
         if polls:
             self._report_all(self.now)
         self._steps_without_call += 1
-        if self._steps_without_call >= MAX_STEPS_WITHOUT_CALL and not (polls and next_arrival < math.inf):
+        if self._steps_without_call >= MAX_STEPS_WITHOUT_CALL and not (polls and more):
             steps = f"{MAX_STEPS_WITHOUT_CALL} steps"
             if polls:
                 raise self.stuck(f"no progress, {steps} without a model call", "returned no work")
@@ -270,7 +271,7 @@ class Loop:
 
     def _go_idle(self, plan: Plan, now: float) -> float:
         """Report finished requests and return the time of the next event (inf: none)."""
-        self._idle, self._steps_without_call = True, 0
+        self._idle, self.sleeps, self._steps_without_call = True, True, 0
         self._report_all(now)
         times = [time for time in (plan.hold.until, self.server.next_promotion()) if time is not None]
         if self._times_out:
@@ -331,7 +332,7 @@ class Loop:
             observer.on_step_end(self.server, step, now, finished)
 
     def abort(self, request: Request, now: float, reason: str) -> None:
-        """Remove a request whose client has disconnected and free its blocks. Call it only between two steps."""
+        """Remove a request whose client has disconnected, free its blocks. Call it only between two steps."""
         self._abort([Rejection(request, reason, "aborted")], now)
         self._report_to_client(request, now)
 
@@ -347,7 +348,7 @@ class Loop:
     @property
     def has_pending_followers(self) -> bool:
         """Whether a finished request, whose client has not seen the end yet, may release followers."""
-        return bool(self._unreported and self.inbox.followers)
+        return bool(self._unreported) and self.inbox.has_followers
 
     def _report_all(self, now: float) -> None:
         unreported, self._unreported = self._unreported, []
@@ -357,44 +358,3 @@ class Loop:
     def _report_to_client(self, request: Request, now: float) -> None:
         request.client_end = now
         self.inbox.end(request, now)
-
-
-REJECT_OVERSIZED = {"auto": None, "always": True, "never": False}  # None: the rules of the engine decide
-
-
-def build_server(policy: Policy, engine: Mapping[str, Any]) -> Server:
-    """Return a server without requests, from the `engine` section of a scenario."""
-    blocks: int = engine["num_blocks"]
-    reserved = rules_of(policy).reserved_blocks
-    if blocks <= reserved:
-        raise BadInput(f"engine.num_blocks: expected more than {reserved} (reserved by this engine), got {blocks}")
-    server = Server(
-        policy,
-        blocks,
-        engine["block_size"],
-        engine.get("host_blocks", 0),
-        engine.get("max_model_len"),
-        (engine.get("host_cache") or {}).get("blocks", 0),
-    )
-    server.limits.change(engine.get("max_generate_length"), REJECT_OVERSIZED[engine.get("reject_oversized", "auto")])
-    return server
-
-
-def build_loop(
-    server: Server,
-    engine: Mapping[str, Any],
-    requests: Sequence[Request],
-    clock: Clock,
-    observers: Sequence[Observer] = (),
-    device: Optional[Device] = None,
-) -> Loop:
-    """Return the loop of a server, from the `engine` section of a scenario."""
-    front = engine.get("front_end") or {}
-    inbox = Inbox(
-        requests, front.get("lag", 1), front.get("seconds") or 0.0, front.get("per_request") or 0.0,
-        bool(front.get("end_lag")), front.get("per_token") or 0.0, engine.get("client_delay") or 0.0,
-        engine.get("client_timeout") if server.rules.aborts_lost else None,
-    )  # fmt: skip
-    if engine.get("empty_step") is not None:
-        server.rules.empty_step = engine["empty_step"]
-    return Loop(server, inbox, clock, tuple(observers), False, device)

@@ -128,6 +128,8 @@ def _decode(server: Server, step: Step) -> None:
     """Start one decode step of the whole cohort."""
     cohort, pool = server.cohort, server.pool
     step.decode_rows, step.context = cohort.size, cohort.context
+    if cohort.tracks_longest:
+        step.longest = cohort.longest
     pool.free -= cohort.block_offsets[-cohort.steps % cohort.block_size]
     for request in cohort.groups:
         group = group_of(request)

@@ -18,7 +18,7 @@ from servesim.core import FOREVER, BlockPool, Request
 from .block_tree import NO_DRAFT, BlockTree, Holding, Node, Run, RunList
 from .cohort import Cohort
 from .kv_cache import KvCache
-from .text_tree import check_nodes
+from .text_tree import check_nodes, find
 from .texts import Text
 
 
@@ -47,6 +47,11 @@ class PrefixCache(KvCache):
     def idle_blocks(self) -> int:
         """The free blocks that hold text. If all blocks are appended, partly filled ones count too."""
         return min(self.count - self.blank, self.pool.free)
+
+    def cached_tokens(self, text: Text, tokens: int) -> int:
+        self._settle()
+        size = self.pool.block_size
+        return find(self.tree.root, text, tokens // size, size)[1] * size
 
     def find_cached(self, request: Request) -> tuple[int, int]:
         text = self.text_of(request)

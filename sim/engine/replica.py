@@ -8,36 +8,30 @@ server that knows its arrivals from the beginning.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Optional
 
 from servesim.core import Request
 from servesim.routers.router import Replica as Reported
 
 from .loop import Loop
 from .server import Server
+from .step import Step
+from .texts import Text
+
+NO_ENDS: list[tuple[float, Request]] = []
 
 
 class Replica:
     """The loop of one server in a fleet."""
 
-    __slots__ = (
-        "_bound",
-        "_fast_forward",
-        "_reported",
-        "horizon",
-        "idle_s",
-        "loop",
-        "sent",
-        "stops_at_ends",
-        "wakes_at",
-    )
+    __slots__ = ("_bound", "_fast_forward", "horizon", "idle_s", "loop", "sent", "wakes_at")
 
-    def __init__(self, loop: Loop, fast_forward: Any) -> None:
+    def __init__(self, loop: Loop) -> None:
         self.loop = loop
         loop.in_fleet = True
-        self._fast_forward = fast_forward  # None: every step runs alone
+        self._fast_forward: Any = loop.fast_forward  # None: every step runs alone
         self._bound = 0.0  # held steps change nothing before this time
-        self._reported = (-math.inf, Reported())
         self.horizon = 0.0  # the time up to which it runs now
         self.wakes_at = 0.0  # when it may change something next
         self.idle_s = 0.0  # seconds without a model call
@@ -46,23 +40,47 @@ class Replica:
     def send(self, request: Request) -> None:
         """Add a request that the router sends now."""
         self.sent += 1
-        self.loop.inbox.send(request)
+        inbox = self.loop.inbox
+        inbox.send(request)
+        if inbox.next_arrival < self.wakes_at and (self.loop.sleeps or self.loop.held is not None):
+            self.wakes_at = inbox.next_arrival
+
+    def replace(self, loop: Loop, now: float) -> None:
+        """Go on with a new server, which is empty."""
+        idle = max(0.0, now - self.loop.now)
+        self.idle_s += idle
+        self.loop, self._fast_forward = loop, loop.fast_forward
+        loop.in_fleet, loop.now = True, now
+        self.wakes_at = now
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no request."""
+        loop = self.loop
+        return loop.server.idle() and not len(loop.inbox) and loop.held is None
 
     def run_until(self, horizon: float) -> float:
-        """Run all steps that are decided before a time. Return when something may change next; inf: at a request."""
-        loop, ended = self.loop, self.loop.inbox.ended
-        self.horizon, known = horizon, len(ended or ())
+        """Run all steps that are decided before a time. Return when something may change next; inf: at a request.
+
+        If an end may bring a request, it is the last step. While it runs, the fleet may lower `horizon`.
+        """
+        loop, inbox = self.loop, self.loop.inbox
+        loop.barrier = self.horizon = horizon
+        if horizon == math.inf and not loop.holds:
+            return self._run_alone()
+        ended = inbox.ended if inbox.stops_at_ends and inbox.ended is not None else NO_ENDS
+        ends = len(ended)
         while True:
-            if loop.inbox.stops_at_ends and ended is not None and len(ended) > known:
-                self.horizon = min(self.horizon, *[time for time, _ in ended[known:]])
+            if len(ended) > ends:
+                self.wakes_at = self.next_event if loop.held is None else self._bound
+                return self.next_event
             loop.barrier = horizon = self.horizon
             held = loop.held
             if held is not None:
-                if loop.inbox.next_arrival >= horizon and self._bound >= horizon:
+                if inbox.next_arrival >= horizon and self._bound >= horizon:
                     self.wakes_at = self._bound
                     return self.next_event
-                loop.held = None
-                loop.run_held(held)
+                self._run_held_plan(held)
                 continue
             time = self.next_event
             if time >= horizon:
@@ -71,8 +89,25 @@ class Replica:
             self._wait(time)
             self._step()
 
+    def _run_held_plan(self, held: Step) -> None:
+        self.loop.held = None
+        self.loop.run_held(held)
+        self.wakes_at = self.loop.now
+
+    def _run_alone(self) -> float:
+        """Run all steps of a replica whose requests are all known."""
+        if self.loop.held is not None:
+            self._run_held_plan(self.loop.held)
+        time = self.next_event
+        while time < math.inf:
+            self._wait(time)
+            time = self.loop.run_until_wait()
+        self.wakes_at = time
+        return time
+
     def _step(self) -> None:
         loop = self.loop
+        loop.sleeps = False
         next_event = loop.step()
         if loop.held is not None:
             self._bound = self._fast_forward.earliest_end(loop.held)
@@ -81,7 +116,10 @@ class Replica:
     @property
     def next_event(self) -> float:
         """The time before which it changes nothing: its next decision, or the end of a held step."""
-        return max(self.loop.now, min(self.wakes_at, self.loop.inbox.next_arrival))
+        time = self.wakes_at
+        if self.loop.sleeps or self.loop.held is not None:
+            time = min(time, self.loop.inbox.next_arrival)
+        return max(self.loop.now, time)
 
     def _wait(self, time: float) -> None:
         if time > self.loop.now:
@@ -97,11 +135,37 @@ class Replica:
     def server(self) -> Server:
         return self.loop.server
 
-    def report(self) -> Reported:
-        """Return what the replica says about itself."""
+    def run_held(self, now: float) -> None:
+        """Run the held steps that are decided before now."""
+        while self.loop.held is not None:
+            self._bound = -math.inf
+            self.run_until(now)
+
+    def report(self, now: float) -> Reported:
+        """Return what the replica says about itself, with the results of the step that runs now."""
+        self.run_held(now)
         server = self.loop.server
         pool = server.pool
         waiting = len(server.waiting) + len(server.swapped)
         if self.loop.port is not None:
             waiting += len(self.loop.port.queue)
         return Reported(waiting, len(server.running), pool.held / max(1, pool.total))
+
+
+class CachedTokens:
+    """Tells how many tokens of a request each replica has in its prefix cache."""
+
+    __slots__ = ("_replicas", "_request", "_text")
+
+    def __init__(self, replicas: Sequence[Replica], request: Request) -> None:
+        self._replicas = replicas
+        self._request = request
+        self._text: Optional[Text] = None
+
+    def __call__(self, number: int) -> int:
+        request, cache = self._request, self._replicas[number].server.prefix_cache
+        if cache is None or request.content is None:
+            return 0
+        if self._text is None:
+            self._text = Text(request)
+        return cache.cached_tokens(self._text, request.prompt)

@@ -25,6 +25,7 @@ class Server(ServerState):
         max_model_len: Optional[int] = None,
         host_cache_blocks: int = 0,
     ) -> None:
+        self.name = ""  # in a fleet: that of its replica
         self.rules = rules = rules_of(policy)
         usable = blocks - rules.reserved_blocks if policy.uses_block_pool else FOREVER
         waiting: RequestQueue = SortedQueue(rules.waiting_key(policy)) if policy.is_sorted else FifoQueue()

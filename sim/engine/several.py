@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from .kv_cache import KvCache
 from .loop import Loop
 from .work_totals import KindTotals
 
@@ -12,19 +14,30 @@ class Servers:
     """The loops of several servers. The first server gets the totals of all."""
 
     def __init__(self, loops: Sequence[Loop]) -> None:
-        self.loops = loops
+        self.loops = list(loops)
         first = loops[0]
         self.server, self.policy = first.server, first.policy
         self.now = 0.0
         self.idle_s = 0.0  # seconds without a model call
         for loop in loops:
-            loop.server.token_gaps = first.server.token_gaps
-            if loop.server.prefix_cache is not None and first.server.prefix_cache is not None:
-                loop.server.prefix_cache.stats = first.server.prefix_cache.stats
+            self.share_totals(loop)
+
+    def share_totals(self, loop: Loop) -> None:
+        """Let a loop add to the gaps between tokens, which all servers share."""
+        loop.server.token_gaps = self.server.token_gaps
+
+    @property
+    def caches(self) -> list[KvCache]:
+        """The prefix caches; the first gets the counts of all."""
+        return [loop.server.prefix_cache for loop in self.loops if loop.server.prefix_cache is not None]
 
     def run(self) -> float:
         """Run until all requests are done. Return the time."""
         raise NotImplementedError
+
+    def metrics(self) -> dict[str, Any]:
+        """Return what the results say about these servers beside the totals."""
+        return {}
 
     @property
     def calls(self) -> int:
@@ -32,10 +45,11 @@ class Servers:
         return sum([loop.calls for loop in self.loops])
 
     def add_totals(self) -> dict[str, KindTotals]:
-        """Add KV use and waits of all servers to those of the first; return what the model calls computed."""
+        """Add waits and counts of the caches to those of the first; return what the model calls computed."""
         work = self.server.work.by_kind()
+        for cache in self.caches[1:]:
+            self.caches[0].add_counts(cache)
         for loop in self.loops[1:]:
-            self.server.kv_use.add(loop.server.kv_use)
             self.server.waits.add(loop.server.waits, self.now)
             for kind, sums in loop.server.work.by_kind().items():
                 work[kind].add(sums)

@@ -45,7 +45,7 @@ def runs_as_decode(chunk: Chunk, rules: EngineRules) -> bool:
 
 def step_shape(step: Step, padding: Padding, rules: EngineRules) -> Shape:
     """Return the shape of a step."""
-    chunks, decode_live, context = step.chunks, step.decode_rows, step.context
+    chunks, decode_live, context, longest = step.chunks, step.decode_rows, step.context, step.longest
     if rules.one_token_decodes or rules.sequence_groups:
         last = [
             chunk
@@ -55,7 +55,10 @@ def step_shape(step: Step, padding: Padding, rules: EngineRules) -> Shape:
         if last:
             chunks = [chunk for chunk in chunks if not runs_as_decode(chunk, rules)]
             decode_live += len(last)
-            context += sum(chunk.request.length - 1 for chunk in last)
+            contexts = [chunk.request.length - 1 for chunk in last]
+            context += sum(contexts)
+            if longest or not step.decode_rows:
+                longest = max(longest, *contexts)
     live = squares = cross = 0
     for chunk in chunks:
         tokens, cached = chunk.tokens, chunk.request._cached
@@ -72,5 +75,5 @@ def step_shape(step: Step, padding: Padding, rules: EngineRules) -> Shape:
     elif extra:
         rows += extra
         padded += extra * padding.pad_tokens(max((chunk.tokens for chunk in chunks), default=0))
-    numbers = (rows, padded, live, squares, cross, decode_rows, decode_live, context, step.copied_blocks)
+    numbers = (rows, padded, live, squares, cross, decode_rows, decode_live, context, step.copied_blocks, longest)
     return tuple.__new__(Shape, numbers)  # `Shape(...)` runs Python code of `NamedTuple`, also if this is compiled

@@ -29,6 +29,7 @@ class SimulatedClock(Clock):
         cold_start: tuple[float, float] = (0.0, 0.0),  # extra seconds of the first prefill and the first decode
     ) -> None:
         self.cost = cost
+        self.reads_longest = cost.reads_longest
         self.padding = padding
         self.allow_fast_forward = allow_fast_forward
         self.fast_forward: Optional[FastForward] = None
@@ -72,6 +73,13 @@ class SimulatedClock(Clock):
         for index, number in enumerate(shape):
             if number > largest[index]:
                 largest[index] = number
+
+    def change_cost(self, cost: StepCost) -> None:
+        """Use another cost model from now on."""
+        self.cost = cost
+        self._single_chunks.clear()
+        if self.fast_forward is not None:
+            self.fast_forward.change_cost(cost)
 
     def run_loop(self, loop: Loop, stop: Optional[Callable[[], bool]] = None) -> None:
         """Run a loop until all requests are done. `stop` is ignored."""

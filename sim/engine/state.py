@@ -342,6 +342,8 @@ class ServerState:
         decoding = [request for request in self.running if request.decodes]
         assert cohort.size == sum(r.sequences for r in decoding), "wrong size of the cohort"
         assert cohort.context == sum(r.sequences * r.cached for r in decoding), "wrong context of the cohort"
+        longest = max((r.cached for r in decoding), default=0) if cohort.tracks_longest else 0
+        assert cohort.longest == longest, "wrong longest context of the cohort"
         assert cohort.max_length == sum(r.prompt + r.max_tokens for r in decoding), "wrong lengths of the cohort"
         single = [request for request in decoding if request.sampling is None]
         assert cohort.block_offsets[-cohort.steps % pool.block_size] == sum(

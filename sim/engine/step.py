@@ -19,8 +19,8 @@ class Step:
 
     __slots__ = (
         "admitted", "before", "chunks", "context", "copied_blocks", "decided", "decode_rows", "end", "ends", "fails",
-        "first_end", "has_moves", "hold", "joined", "left", "paused", "plan", "preempted", "requests", "rows",
-        "sampled", "shared_copies", "start", "steps",
+        "first_end", "has_moves", "hold", "joined", "left", "longest", "paused", "plan", "preempted", "requests",
+        "rows", "sampled", "shared_copies", "start", "steps",
     )  # fmt: skip
 
     def __init__(self, plan: Plan, decided: float, start: float) -> None:
@@ -30,6 +30,7 @@ class Step:
         self.chunks: Sequence[Chunk] = ()  # of the plan, without those of decoding requests
         self.decode_rows = 0  # live rows
         self.context = 0  # cached tokens that the decoding rows read
+        self.longest = 0  # those of the row with most of them; 0 if no cost model needs it
         self.paused: Sequence[Request] = ()  # decoding requests that do not run in this step
         self.copied_blocks = 0  # to and from the host
         self.shared_copies = 0  # blocks that several sequences of a request held, copied before one writes into it

@@ -59,7 +59,7 @@ def prefill_copy(request: Request) -> Request:
         f"{request.id} (prefill)", request.sent, request.prompt, 1, 1, request.priority, request.session,
         request.content, None, None, 1 if request.fails_at_token == 1 else None,
     )  # fmt: skip
-    copy.arrival = request.arrival
+    copy.arrival, copy.serial = request.arrival, request.serial
     return copy
 
 
@@ -84,8 +84,8 @@ class Transfers:
         self._free_at: dict[tuple[int, int], float] = {}  # when a link has carried its copies
         # set by the fleet: choose a replica (for a decode?), send a request to one, wake one
         self.choose: Callable[[bool, Request], int] = no_fleet
-        self.deliver: Callable[[int, Request], None] = no_fleet
-        self.wake: Callable[[int], None] = no_fleet
+        self.deliver: Callable[[int, Request], object] = no_fleet
+        self.wake: Callable[[int], object] = no_fleet
         for number, port in enumerate(ports):
             port.transfers, port.number = self, number
 

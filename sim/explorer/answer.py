@@ -14,9 +14,10 @@ from servesim.study.single_run import Record
 
 from .controls import slider_ticks
 from .knee import find_knee
+from .named_code import key_value
 from .results import CURRENT, NAMES, Shown, curve_of, picture_json, planned_rates, rates_json, slo_bounds, verdict_json
 from .runner import Job, Runner, RunTask
-from .state import Origin, PageState, key_value
+from .state import Origin, PageState
 
 PROGRESS_SECONDS = 0.25  # between two messages
 SETTLE_SECONDS = 0.25  # until the curves over the rate run: a moving slider does not need them

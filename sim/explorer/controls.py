@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any, Optional
 
 from pydantic import BaseModel
+from servesim.config.cluster import router_class
 from servesim.config.families import tunings
 from servesim.config.first_scenario import flow
 from servesim.config.layers import Tree, as_section
@@ -18,7 +19,7 @@ from servesim.config.registry import own_fields_first, policy_class, preset, pre
 from servesim.config.scenario import Scenario, TraceFile
 from servesim.config.user_code import use_access
 from servesim.core import AtLeast, BadInput, Policy
-from servesim.core.fields import policy_fields
+from servesim.core.fields import PolicyField, policy_fields
 from servesim.core.limits import is_number
 from servesim.costs.device_profile import bundled_profiles
 from servesim.costs.model_arithmetic import model_of
@@ -26,27 +27,30 @@ from servesim.costs.named_profile import MEASURED, NAMES, NamedProfile, is_named
 from servesim.costs.public_devices import DEVICES, device_of
 from servesim.costs.public_models import PUBLIC_MODELS
 from servesim.policies import POLICIES
+from servesim.routers import ROUTERS
 from servesim.runs.request_rate import RATE_KEYS
 from servesim.traces.make.workload import workload_model
 
-from .state import DEVICE, PREFIX_TOKENS, WORKLOADS, Choice, Origin, block_defaults, key_value, scenario_policy
+from .named_code import ROUTER, key_value, scenario_policy
+from .state import DEVICE, PREFIX_TOKENS, WORKLOADS, Choice, Origin, block_defaults
 
 BLOCKS = "engine.num_blocks"
 SHOWN_FIELDS = 6  # of a policy; further ones show by search, or if the scenario sets them
-MODEL = "profile.model"
+MODEL, REPLICAS = "profile.model", "cluster.replicas"
 SHOWN = ("trace.path", PREFIX_TOKENS, "policy.enable_prefix_caching", "policy.disable_radix_cache", MODEL, DEVICE,
-         "engine.block_size", "engine.max_model_len", "slo.ttft", "slo.tpot", "slo.e2el")  # fmt: skip
+         REPLICAS, ROUTER, "engine.block_size", "engine.max_model_len", "slo.ttft", "slo.tpot", "slo.e2el")  # fmt: skip
 GROUPS = {
     "workload": "requests", "trace": "requests", "policy": "policy", "engine": "KV blocks and engine",
-    "slo": "SLO (milliseconds)", "profile": "server", "server": "server", "start": "server",
+    "slo": "SLO (milliseconds)", "cluster": "replicas", "profile": "server", "server": "server", "start": "server",
 }  # fmt: skip
 LABELS = {
     "server": "engine", "start": "preset or file", MODEL: "model", DEVICE: "device", PREFIX_TOKENS: "system prompt",
     **dict.fromkeys(RATE_KEYS, "request rate"),
 }  # fmt: skip
 PROMPTS = (0, 128, 256, 512, 1000, 1500, 2000, 4000, 8000)  # tokens of a system prompt
+REPLICA_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 HALF_STEPS = (1, 1.5, 2, 3, 4, 6, 8)  # of a slider, per factor of 8
-WHOLE_CHOICES = ("server", MODEL, DEVICE, "start", "policy", "workload")  # each changes several settings
+WHOLE_CHOICES = ("server", MODEL, DEVICE, "start", "policy", "workload", ROUTER)  # each changes several settings
 KINDS = {"boolean": "switch", "integer": "number", "number": "number"}
 
 
@@ -80,6 +84,7 @@ def controls_of(origin: Origin, choice: Choice) -> list[Control]:
     found = [*profile_controls(origin, choice, tree), *main_choices(origin, choice, tree), *request_controls(tree)]
     with use_access(origin.code(tree)):
         found += policy_controls(scenario_policy(tree))
+        found += cluster_controls(tree)
         sizes = block_defaults(tree)
     found += section_controls(
         Scenario, tree, names=("engine", "slo", "seed", "noise", "name", "server_config", "proof")
@@ -172,18 +177,41 @@ def policy_controls(name: Any) -> list[Control]:
         known = own_fields_first(policy_class(name))
     except BadInput:
         return []
-    found = []
-    for place, field in enumerate(known):
-        control = Control(f"policy.{field.name}", "text", field.help, default=flow(field.default), range=field.range)
+    found = [field_control("policy", field) for field in known]
+    for place, (control, field) in enumerate(zip(found, known)):
         control.rare = place >= SHOWN_FIELDS or field.name in policy_fields(Policy)
-        if bool in field.types:
-            control.kind = "switch"
-        elif field.choices:
-            control.kind, control.choices = "choice", [flow(choice) for choice in field.choices]
-        elif {int, float} & set(field.types):
-            control.kind = "number"
-        found.append(control)
     return found
+
+
+def field_control(prefix: str, field: PolicyField) -> Control:
+    """Return the control of a field of a policy or a router."""
+    control = Control(f"{prefix}.{field.name}", "text", field.help, default=flow(field.default), range=field.range)
+    if bool in field.types:
+        control.kind = "switch"
+    elif field.choices:
+        control.kind, control.choices = "choice", [flow(choice) for choice in field.choices]
+    elif {int, float} & set(field.types):
+        control.kind = "number"
+    return control
+
+
+def cluster_controls(tree: Tree) -> list[Control]:
+    """Return the number of replicas, their router and its fields, and the other keys of a cluster."""
+    found = section_controls(Scenario, tree, names=("cluster",))
+    router = as_mapping(as_section("router", key_value(tree, ROUTER))).get("name", next(iter(ROUTERS)))
+    fields: list[Control] = []
+    for control in found:
+        if control.key == REPLICAS:
+            control.ticks, control.default = REPLICA_COUNTS, "1"
+        elif control.key == ROUTER:
+            control.kind, control.text = "choice", str(router)
+            control.choices, control.help = [*dict.fromkeys([*ROUTERS, control.text])], "rule that chooses the replica"
+            with suppress(BadInput):  # reported at its control
+                fields = [field_control(ROUTER, one) for one in policy_fields(router_class(router, ROUTER)).values()]
+    for control in fields:
+        control.rare = True
+    has_pools = bool(key_value(tree, "cluster.pools"))  # instead of a number of replicas
+    return [*(control for control in found if not (has_pools and control.key == REPLICAS)), *fields]
 
 
 def section_controls(

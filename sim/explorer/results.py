@@ -35,7 +35,7 @@ RATE_FACTORS = (0.25, 0.5, 0.75, 1.25, 1.5, 2.0)  # times the request rate, whic
 TABLE = (
     "makespan", "output_throughput", "request_throughput", "request_goodput", "mean_ttft_ms", "p99_ttft_ms",
     "mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms", "p99_e2el_ms", "failed", "preemptions", "peak_kv_usage",
-    "prefix_hit_rate",
+    "prefix_hit_rate", "busy_imbalance", "request_imbalance",
 )  # fmt: skip
 TIMES = (
     ("waiting", "Waiting requests", "requests"),
@@ -122,9 +122,10 @@ def table_json(done: Sequence[Shown]) -> list[dict[str, Any]]:
     return rows
 
 
-def metric_texts(done: Sequence[Shown], metric: str) -> list[str]:
-    """Return a metric of all scenarios in one unit."""
-    values = [item.runs[0]["metrics"].get(metric) for item in done]
+def metric_texts(done: Sequence[Shown], metric: str, replications: Optional[int] = 1) -> list[str]:
+    """Return a metric of all scenarios in one unit: its mean over the first replications, None for all of them."""
+    rows = [Row(item.number, {}, item.name, item.runs[:replications]) for item in done]
+    values = [row.mean(metric) if row.values(metric) else None for row in rows]
     unit = unit_of(metric, values)
     return ["–" if value is None else format_metric(value, metric, unit) for value in values]
 
@@ -136,15 +137,21 @@ def with_titles(text: str) -> str:
 
 def tiles_json(done: Sequence[Shown]) -> dict[str, Any]:
     """Return what the tiles show, by name: a title, the key of its metric, and a text per scenario."""
+    limits = [item.runs[0]["limit"] for item in done]
+    texts = [LIMITS[limit["limit"]] for limit in limits]
+    limit_tile = {"title": "Limited by", "key": "limit", "texts": texts, "detail": limits[0]["limit_text"]}
+    return {**metric_tiles(done), "limit": limit_tile}
+
+
+def metric_tiles(done: Sequence[Shown]) -> dict[str, Any]:
+    """Return the tiles of metrics: means over all replications, as the constraints use them."""
+    count = len(done[0].runs)
+    detail = f"mean of {count} replications" if count > 1 else ""
     goodput = "request_goodput" if "request_goodput" in done[0].runs[0]["metrics"] else "request_throughput"
     tiles: dict[str, Any] = {}
     for name, metric in (("ttft", "p99_ttft_ms"), ("goodput", goodput)):
-        tiles[name] = {"title": metric_title(metric), "key": metric, "texts": metric_texts(done, metric), "detail": ""}
-    limits = [item.runs[0]["limit"] for item in done]
-    tiles["limit"] = {
-        "title": "Limited by", "key": "limit", "texts": [LIMITS[limit["limit"]] for limit in limits],
-        "detail": limits[0]["limit_text"],
-    }  # fmt: skip
+        texts = metric_texts(done, metric, None)
+        tiles[name] = {"title": metric_title(metric), "key": metric, "texts": texts, "detail": detail}
     return tiles
 
 
@@ -183,24 +190,26 @@ def objectives_of(metric: str, a: ComparedRuns, b: ComparedRuns) -> list[Objecti
 
 
 def verdict_json(shown: Sequence[Shown], metric: str, bounds: Sequence[Bound]) -> dict[str, Any]:
-    """Return the comparison of the current scenario with the baseline, as `sim compare` makes it."""
-    current = shown[0]
+    """Return the comparison of the current scenario with the baseline, as `sim compare` makes it, and the tiles."""
+    current, done = shown[0], [item for item in shown if item.runs]
+    message: dict[str, Any] = {"kind": "verdict", "better": "", "text": "", "limits": "", "pairs": ""}
+    message |= {"tiles": metric_tiles(done), "columns": [item.number for item in done]}
     if current.refused:
-        return {"kind": "verdict", "better": "refused", "text": sentence(current.refused[0]), "limits": "", "pairs": ""}
-    rows = [Row(item.number, {}, item.name, item.runs) for item in shown if item.runs]
+        return {**message, "better": "refused", "text": sentence(current.refused[0])}
+    rows = [Row(item.number, {}, item.name, item.runs) for item in done]
     misses = [f"{item.name} does not start" for item in shown if item.refused]
     misses += [f"{row.label} misses {describe_bounds(list(row.missed))}" for row in rows if row.find_missed(bounds)]
     means = f", by the means of {len(current.runs)} replications" if len(current.runs) > 1 else ""
     limits = f"Constraints{means}: {'; '.join(misses) or 'all met'}." if bounds or misses else ""
     if len(shown) < 2:
-        return {"kind": "verdict", "better": "", "text": "", "limits": limits, "pairs": ""}
+        return {**message, "limits": limits}
     a, b = (from_records(item.scenario, item.name, item.runs) for item in (shown[1], current))
     differences = compare(a, b, objectives_of(metric, a, b), CONFIDENCE)
     size, text = max(row.change.n for row in differences), summarise(differences, CURRENT)
     for old, new in WORDS.items():
         text = text.replace(old, new)
     return {
-        "kind": "verdict",
+        **message,
         "better": OUTCOMES.get(differences[0].outcome, ""),
         "text": with_titles(text),
         "limits": limits,
@@ -217,7 +226,8 @@ def curve_of(item: Shown, bounds: Sequence[Bound]) -> Curve:
     """Return the results of a scenario over the request rate."""
     runs = dict(sorted(item.rates.items()))
     unserved = next(iter(runs.values())).get("metrics", {}).get("failed", 0.0)  # at any rate, such as too long ones
-    rows = {rate: Row(item.number, {}, item.name, [run]) for rate, run in runs.items()}
+    replications = {item.own_rate: item.runs} if item.runs else {}  # the constraints use their means
+    rows = {rate: Row(item.number, {}, item.name, replications.get(rate, [run])) for rate, run in runs.items()}
     points = [rate_point(rate, row, bounds, unserved) for rate, row in rows.items()]
     return Curve(1 + item.number, {}, item.name, points, bounds, outcome="")  # 0 is the baseline of a sweep
 
@@ -229,7 +239,9 @@ def rates_json(shown: Sequence[Shown], bounds: Sequence[Bound]) -> dict[str, Any
     latency = next((bound.metric for bound in bounds if bound.metric.endswith("_ms")), "p99_ttft_ms")
     charts = [over_rate(drawn, metric, bounds, f"rate-{metric}") for metric in ("output_throughput", latency)]
     loads = [load_json(item, curve) for item, curve in zip(shown, curves)]
-    caption = "One run per rate. An open point misses a constraint." if bounds else "Set an SLO or a constraint."
+    count = len(shown[0].runs)
+    caption = f"One run per rate{f', {count} at the rate of the scenario' if count > 1 else ''}. "
+    caption = caption + "An open point misses a constraint." if bounds else "Set an SLO or a constraint."
     return {"kind": "rates", "charts": [chart_json(chart) for chart in charts], "caption": caption, "loads": loads}
 
 

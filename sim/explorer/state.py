@@ -16,22 +16,23 @@ from pydantic import Field, StringConstraints
 from servesim.config.export import TARGETS, export_scenario
 from servesim.config.families import tunings
 from servesim.config.first_scenario import CONTEST, CONTEST_WORKLOAD, GPU, GPU_WORKLOAD, flow
-from servesim.config.layers import Layer, Tree, assemble, file_layer, merge, nesting_order, setting_layers
+from servesim.config.layers import Layer, Tree, assemble, file_layer, nesting_order, setting_layers
 from servesim.config.memory import about_profile
-from servesim.config.paths import paths_in
-from servesim.config.registry import ENGINE, presets
+from servesim.config.registry import presets
 from servesim.config.scenario import Scenario, scenario_from
-from servesim.config.user_code import CodeAccess, code_access, names_file, use_access
+from servesim.config.user_code import CodeAccess, code_access, use_access
 from servesim.core import BadInput
 from servesim.core.limits import is_number
 from servesim.costs.named_profile import is_named
 from servesim.files.checked import Int, Keys, validate
-from servesim.files.read import OPEN_PIPES, show_path
+from servesim.files.read import show_path
 from servesim.files.write import yaml_text
 from servesim.files.yaml_reader import parse
 from servesim.runs.leading import arrive_at_rate
 from servesim.runs.request_rate import rate_key_value, scenario_at_rate
 from servesim.traces.make.workload import workload_from
+
+from .named_code import ROUTER, check_paths, executed_by, key_value, scenario_policy
 
 MAX_SETTINGS, MAX_TEXT = 200, 20_000  # settings of a scenario; characters of one text
 MAX_VARIANTS = 4
@@ -51,7 +52,6 @@ WORKLOADS = {
 PREFIXES, PREFIX_TOKENS = "workload.prefixes", "workload.prefixes.tokens"
 DEVICE, FIXED_MEMORY = "profile.device", ("engine.num_blocks", "engine.device_memory")
 BLOCK_SIZE = "engine.block_size"
-PLAIN_FLAGS = ("engine", "order", "scheduling_policy")  # texts of the policy `engine` that name no code
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
 
 
@@ -190,7 +190,7 @@ class Origin:
         for key, text in executed_by(tree).items():
             if text != self._own_code.get(key):
                 raise BadInput(
-                    f"policy.{key}: {show_path(text)}: the page executes only code that its scenario file names; "
+                    f"{key}: {show_path(text)}: the page executes only code that its scenario file names; "
                     "name it there and run `sim explore FILE`"
                 )
         check_paths(tree)
@@ -228,6 +228,8 @@ class Origin:
         contest = scenario_policy(base) == "llm-serving"
         usual = CONTEST if contest else GPU
         kept = {key: tree[key] for key in (*REQUESTS, "profile") if tree.get(key) is not None}
+        if tree.get("cluster") and not key_value(tree, "cluster.pools"):
+            kept["cluster"] = tree["cluster"]
         if not {"trace", "workload"} & kept.keys():
             kept |= parse(CONTEST_WORKLOAD if contest else GPU_WORKLOAD, "workload")
         new = {key: value for key, value in usual.items() if key != "engine"} | kept
@@ -254,6 +256,9 @@ class Origin:
             return state.model_copy(update={"start": choice.start, "settings": settings})
         if key.startswith("profile."):
             return self._choose_profile(state, key, value)
+        if key == ROUTER:  # the fields of the old one go
+            settings = {name: text for name, text in state.settings.items() if not name.startswith(ROUTER)}
+            return state.model_copy(update={"settings": {**settings, ROUTER: value}})
         base, gone = self.base(state), ("policy",) if key == "policy" else ("workload", "trace")
         settings = {name: text for name, text in state.settings.items() if name.partition(".")[0] not in gone}
         if key == "policy":
@@ -337,12 +342,6 @@ def device_defaults(preset: str, profile: Any) -> dict[str, Any]:
     return {}
 
 
-def scenario_policy(tree: Tree) -> Any:
-    """Return the name of the policy of a scenario."""
-    policy = merge({"policy": {"name": "llm-serving"}}, {"policy": tree.get("policy") or {}})["policy"]
-    return policy.get("name") if isinstance(policy, Mapping) else policy
-
-
 def block_defaults(tree: Tree) -> dict[str, str]:
     """Return the size and the number of KV blocks of the policy's engine, by key; none for a wrong scenario."""
     try:
@@ -352,37 +351,9 @@ def block_defaults(tree: Tree) -> dict[str, str]:
     return {f"engine.{key}": str(getattr(engine, key)) for key in ("block_size", "num_blocks")}
 
 
-def check_paths(keys: Mapping[str, Any]) -> None:
-    """Raise BadInput for standard input and other pipes of the command."""
-    for path in paths_in(keys):
-        if path == "-" or path.startswith(OPEN_PIPES):
-            raise BadInput(f"{path}: expected a file; the page does not read standard input")
-
-
-def executed_by(tree: Tree) -> dict[str, str]:
-    """Return the fields of the policy that name code: a policy file, or an installed engine with its classes and files.
-
-    Any text or list of an engine may name code, also in flags that servesim does not know. Numbers and switches do not.
-    """
-    name, policy = scenario_policy(tree), tree.get("policy")
-    if name != ENGINE:
-        return {"name": name} if names_file(name) else {}
-    fields = policy if isinstance(policy, Mapping) else {}
-    texts = {key: value for key, value in fields.items() if not isinstance(value, (bool, int, float, type(None)))}
-    return {"name": name, **{str(key): flow(value) for key, value in texts.items() if key not in PLAIN_FLAGS}}
-
-
 def are_nested(first: str, second: str) -> bool:
     """Whether two keys are equal, or one is in the section of the other."""
     return f"{first}.".startswith(f"{second}.") or f"{second}.".startswith(f"{first}.")
-
-
-def key_value(tree: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a key, None if nothing sets it."""
-    value: Any = tree
-    for name in key.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
 
 
 def error_json(error: BadInput, where: str, settings: Mapping[str, str]) -> dict[str, str]:

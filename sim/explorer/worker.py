@@ -74,7 +74,7 @@ def run_watched(context: str, task: Task, job: int, detailed: bool) -> Record:
 def details_of(run: Run, trace: Trace, watch: Watch) -> Record:
     """Return what the charts of a run show."""
     waits = any(request.follows is not None for request in run.requests)
-    pool = run.server.pool
+    blocks = sum(pool.total for _, pool, _ in run.kv_uses)
     return {
         "requests": len(trace),
         "own_rate": None if waits or not trace.span > 0 else (len(trace) - 1) / trace.span,
@@ -82,7 +82,7 @@ def details_of(run: Run, trace: Trace, watch: Watch) -> Record:
         "times": watch.times,
         "waiting": [state.waiting + state.swapped for state in watch.queues],
         "running": [state.running for state in watch.queues],
-        "kv": [100 * state.blocks_used / pool.total for state in watch.queues] if run.kv_metrics else [],
+        "kv": [100 * state.blocks_used / blocks for state in watch.queues] if run.kv_metrics else [],
         "limit": run.limit_metrics,
         "notes": run_notes(run.scenario, run.profile, trace),
     }

@@ -85,7 +85,7 @@ def model_call(row: Sequence[Any]) -> ModelCall:
 
 def read_calls(path: PathLike) -> list[ModelCall]:
     """Return the measured calls of steps.csv."""
-    steps = read_steps(path, CALL_COLUMNS)
+    steps = read_steps(path, CALL_COLUMNS[:-1])  # one of an older run has no longest context
     return [ModelCall(step.start or 0.0, step.called or 0.0, step.end or 0.0, step.shape) for step in steps]
 
 
@@ -182,8 +182,8 @@ def parse_step(own: CsvRow, names: Mapping[str, Sequence[str]], unit: float, req
 
 def parse_shape(counts: Mapping[str, Optional[int]], batch: str, where: str) -> tuple[frozenset[str], Shape]:
     """Return the requests of a step, if its batch is known, and its shape: from the batch or from its counts."""
-    given = [counts[field] for field in Shape._fields]
-    known, requests = Shape(*(count or 0 for count in given)), frozenset[str]()
+    given = [counts[field] for field in Shape._fields[:-1]]  # the longest context may be unknown
+    known, requests = Shape(*(counts[field] or 0 for field in Shape._fields)), frozenset[str]()
     if batch and (batch != "[]" or not known.decode_rows):
         requests, shape = parse_batch(batch, f"{where}: batch")
         rows = shape.decode_rows + known.decode_rows  # those that the batch leaves out

@@ -20,7 +20,8 @@ from servesim.runs.intervals import intervals_of
 from servesim.runs.leading import leading_metrics
 from servesim.runs.metric_table import metrics_in
 from servesim.runs.metrics import time_per_token
-from servesim.runs.request_rows import COLUMNS, RECORDED, STATES, request_row
+from servesim.runs.replicas import REPLICA, request_table
+from servesim.runs.request_rows import RECORDED, STATES
 from servesim.runs.run_warnings import run_notes
 from servesim.runs.simulate import Run, load_trace, simulate
 from servesim.statistics.number_format import format_metric
@@ -49,6 +50,12 @@ class Result:
     def summary(self) -> pd.Series[Any]:
         """The metrics that are numbers, to compare runs in one table."""
         return pd.Series({key: value for key, value in self.metrics.items() if type(value) in (int, float)})
+
+    @property
+    def replicas(self) -> pd.DataFrame:
+        """One row per replica of a cluster, by name; empty for a single server."""
+        rows = self.metrics.get("replicas", [])
+        return pd.DataFrame(rows).set_index("name") if rows else pd.DataFrame()
 
     @property
     def time_breakdown(self) -> pd.Series[Any]:
@@ -123,7 +130,8 @@ def run_scenario(
 
 def result_of(run: Run, log: Optional[Sequence[Mapping[str, Any]]] = None) -> Result:
     """Return a run as frames."""
-    rows = [dict(zip(COLUMNS, request_row(request))) for request in run.requests]
+    columns, cells = request_table(run.requests, run.replicas)
+    rows = [dict(zip(columns, row)) for row in cells]
     decisions = None if log is None else decisions_of(log)
     return Result(run.scenario.model_dump(mode="json"), run.result(), replay_requests(rows), decisions)
 
@@ -137,7 +145,9 @@ def result_of_data(data: RunData) -> Result:
 
 def replay_requests(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """Return the frame of requests; only finished requests have latencies."""
-    frame = pd.DataFrame(list(rows), columns=list(RECORDED)).set_index("id")
+    cells = list(rows)
+    names = [*RECORDED, *([REPLICA] if cells and REPLICA in cells[0] else [])]
+    frame = pd.DataFrame(cells, columns=names).set_index("id")
     times = frame[["first_token", "finish"]].astype(float).where(frame.outcome == "finished")
     frame["ttft"] = times.first_token - frame.arrival
     frame["e2el"] = times.finish - frame.arrival
@@ -147,13 +157,14 @@ def replay_requests(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 
 def decisions_of(log: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Return a decision log as a frame: queue lengths, batch size and tokens of each step."""
+    log_columns = [*LOG_COLUMNS, *([REPLICA] if log and REPLICA in log[0] else [])]
     rows = [
         {
-            **{name: step[name] for name in LOG_COLUMNS},
+            **{name: step[name] for name in log_columns},
             **{name: len(step[name]) for name in LIST_COLUMNS},
             "batch": len(step["chunks"]),
             "tokens": sum(tokens for _, tokens in step["chunks"]),
         }
         for step in log
     ]
-    return pd.DataFrame(rows, columns=[*LOG_COLUMNS, *LIST_COLUMNS, "batch", "tokens"])
+    return pd.DataFrame(rows, columns=[*log_columns, *LIST_COLUMNS, "batch", "tokens"])

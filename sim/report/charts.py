@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from servesim.files.chart_style import SERIES
 from servesim.runs.metric_table import format_number
 from servesim.runs.request_rows import STATES
 from servesim.runs.text import STATE_LABELS
@@ -111,6 +112,20 @@ def queue_charts(runs: Sequence[LoggedRun]) -> list[Chart]:
             "evicted", "Evicted blocks", "blocks so far", [(run, queue_lines(run, EVICTED)) for run in shared]
         ),
     ]
+
+
+def replica_charts(log: QueueLog, names: Sequence[str]) -> list[Chart]:
+    """Return the requests in each replica of a fleet over time, in one chart; of a large fleet, the first ones."""
+    lines = []
+    for name, colour in zip([name for name in names if name in log.replicas], SERIES):
+        own = log.replicas[name]
+        counts = [state.waiting + state.running + state.swapped for state in own.queues]
+        lines.append({**queue_line("requests", colour, list(zip(own.times, counts))), "name": plain(name)})
+    layout = {
+        "xaxis": {"title": {"text": "time (s)"}}, "height": 260, "showlegend": True,
+        "yaxis": {"title": {"text": "requests"}, "rangemode": "tozero"},
+    }  # fmt: skip
+    return [Chart("replica-load", "Waiting and running requests of each replica", lines, layout)] if lines else []
 
 
 def queue_lines(run: LoggedRun, values: Sequence[tuple[str, str]]) -> list[Trace]:

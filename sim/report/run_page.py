@@ -1,4 +1,4 @@
-"""report.html of a single run: its main metrics, what limits it, the time of a request, queues and KV blocks."""
+"""report.html of a run: its main metrics, what limits it, the time of a request, queues, KV blocks and replicas."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from servesim.core import BadInput
 from servesim.runs.intervals import format_interval
 from servesim.runs.leading import leading_metrics
 from servesim.runs.metric_table import METRICS, is_metric
+from servesim.runs.replicas import COLUMNS as REPLICA_HEADS
+from servesim.runs.replicas import cell_text, shown_columns
 from servesim.runs.run_folder import RunData, latencies_of
 from servesim.runs.simulate import simulate
 from servesim.runs.timeline import QueueLog, ServerState
 from servesim.statistics.number_format import format_metric
 from servesim.study.columns import Column
 
-from .charts import Latencies, latency_charts, queue_charts, time_chart
+from .charts import Latencies, latency_charts, queue_charts, replica_charts, time_chart
 from .page import MetricFact, ResultCard, Table, exported_server, page_table, setting_chips, write_page
 from .recorded_runs import QUANTILES
 from .sweep_page import describe_times
@@ -38,12 +40,14 @@ class LoggedRun(NamedTuple):
 def write_run_report(run: RunData, path: Path) -> None:
     """Write the page."""
     slo = {} if run.scenario is None else run.scenario.slo.seconds()
-    log, seconds = queue_log(run), run.result.get("mean_seconds") or {}
+    log, seconds, replicas = queue_log(run), run.result.get("mean_seconds") or {}, run.result.get("replicas") or []
     write_page(
         path, "run.html", title=f"Run: {run.name}", about=describe_requests(run), trust=trust(run), result=result(run),
         latencies=latency_charts([Latencies(ROLE, "@front", quantiles(run))], slo, showlegend=False),
         times=[time_chart([(ROLE, seconds)])] if any(seconds.values()) else [],
         queues=[] if log is None else queue_charts([LoggedRun(ROLE, log)]), table=metric_table(run),
+        replicas=replica_table(replicas),
+        loads=[] if log is None else replica_charts(log, [str(row["name"]) for row in replicas]),
     )  # fmt: skip
 
 
@@ -51,6 +55,8 @@ def describe_requests(run: RunData) -> str:
     """Return the line below the title."""
     done = sum(row["outcome"] == "finished" for row in run.requests.values())
     policy = "" if run.scenario is None else f" Policy {run.scenario.policy['name']}."
+    if run.scenario is not None and run.scenario.cluster is not None:
+        policy += f" Replicas: {run.scenario.cluster.size}, router {run.scenario.cluster.router['name']}."
     return f"{len(run.requests):,} requests, {done:,} finished.{policy}"
 
 
@@ -121,6 +127,15 @@ def queue_log(run: RunData) -> Optional[QueueLog]:
         except (BadInput, OSError):
             return None
     return log if log.times else None
+
+
+def replica_table(rows: Sequence[Mapping[str, Any]]) -> Optional[Table]:
+    """Return the metrics of each replica of a fleet."""
+    return page_table([replica_column(key) for key in shown_columns(rows)], rows) if rows else None
+
+
+def replica_column(key: str) -> Column:
+    return Column(key, lambda row: row.get(key), lambda row: cell_text(row, key), REPLICA_HEADS[key][0], ("page",))
 
 
 def metric_table(run: RunData) -> Table:

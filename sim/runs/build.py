@@ -12,8 +12,9 @@ from servesim.core import ClientRequest, Policy, Request
 from servesim.costs.derived import HostCopyCost
 from servesim.costs.device_profile import Profile
 from servesim.costs.profile import FRONT_END
+from servesim.engine.build import build_loop, build_server
 from servesim.engine.clocks import Clock
-from servesim.engine.loop import Loop, Observer, build_loop, build_server
+from servesim.engine.loop import Loop, Observer
 from servesim.engine.rules import rules_of
 from servesim.engine.shape import Padding
 from servesim.engine.simulated import SimulatedClock

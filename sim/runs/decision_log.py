@@ -3,7 +3,8 @@
 `free` counts free blocks after the plan was carried out. `free_after` counts them after the model call, when finished
 requests have returned theirs. Both are null if the policy uses no block pool. `waiting`, `running` and `swapped` are
 the queues at the start of the model call. `t` is the time of the decision. With steps in flight, `start` is that of the
-model call if it is later, and `t_end` is the time at which the step returned.
+model call if it is later, and `t_end` is the time at which the step returned. In a fleet, a line has the name of its
+replica; the lines of one replica are in order, those of several may not be.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class DecisionLog:
 class StepSnapshot(NamedTuple):
     """The queues at the start of a step. The other log fields are read from the step later."""
 
+    replica: str  # its name, in a fleet
     step: Step
     kind: str
     batch: list[tuple[Any, int]]
@@ -70,6 +72,7 @@ def snapshot(server: Server, step: Step, arrived: list[Request]) -> StepSnapshot
     running, rows = list(server.running), batch(server.running, step)
     by_id = {request.id: request for request in running} if server.view.has_groups else {}
     return StepSnapshot(
+        server.name,
         step,
         step.kind,
         rows,
@@ -107,6 +110,7 @@ def row(
     plan = step.plan
     line = {
         "step": number,
+        **({"replica": start.replica} if start.replica else {}),
         "t": step.decided,
         **({} if step.start == step.decided else {"start": step.start}),
         "kind": start.kind,

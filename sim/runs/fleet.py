@@ -3,74 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable, Optional
 
 from servesim.config.cluster import Cluster
 from servesim.config.memory import kv_bytes, model_layers
 from servesim.config.scenario import Scenario, scenario_of_pool
 from servesim.core import BadInput, Request
 from servesim.costs.device_profile import Profile, load_profile
+from servesim.engine.faults import ChangingFleet
 from servesim.engine.fleet import Fleet
+from servesim.engine.loop import Loop
 from servesim.engine.replica import Replica
 from servesim.engine.simulated import SimulatedClock
 from servesim.engine.transfers import Port, Transfers, TransferSettings
-from servesim.routers.router import CHARACTERS_PER_TOKEN, Asked, Router
+from servesim.routers.router import CHARACTERS_PER_TOKEN, Asked
 
 from .build import build_simulation
 
+TextOf = Callable[[Request], str]  # the prompt of a request
 HTTP_BODY = 300  # bytes of a request beside its prompt: model, limits, headers of the message
 
 
 class RouterTexts:
-    """The text of requests as a router sees it. Equal pieces of prompts have equal characters."""
+    """Requests as a router sees them. Equal pieces of prompts have equal numbers."""
 
-    def __init__(self, router: Router) -> None:
-        self.reads_text = router.reads_text
+    def __init__(self, text_of: Optional[TextOf] = None) -> None:
+        self._text_of = text_of  # the characters that a client sends; None: pieces of texts
         self._numbers: dict[Any, int] = {}  # name of a text -> its number
 
     def __call__(self, request: Request) -> Asked:
-        size = CHARACTERS_PER_TOKEN * request.prompt
-        text = self.text(request) if self.reads_text else ""
-        return Asked(request.id, text, request.prompt, request.session, size + HTTP_BODY)
-
-    def text(self, request: Request) -> str:
-        """Return the characters of a prompt."""
+        size = CHARACTERS_PER_TOKEN * request.prompt + HTTP_BODY
+        if self._text_of is not None:
+            return Asked(request.id, self._text_of(request), request.prompt, request.session, size)
         pieces = [(("own", request.id), request.prompt)] if request.content is None else request.content.pieces
-        return "".join([self._characters(name, CHARACTERS_PER_TOKEN * tokens) for name, tokens in pieces])
-
-    def _characters(self, name: Any, count: int) -> str:
-        word = f"{self._numbers.setdefault(name, len(self._numbers))}."
-        return (word * (count // len(word) + 1))[:count]
+        numbers = self._numbers
+        numbered = [(numbers.setdefault(name, len(numbers)), CHARACTERS_PER_TOKEN * tokens) for name, tokens in pieces]
+        return Asked(request.id, None, request.prompt, request.session, size, numbered)
 
 
 def build_fleet(
     scenario: Scenario, cluster: Cluster, requests: Sequence[Request], observers: Sequence[Any], fast_forward: bool,
-    profile: Profile,
+    profile: Profile, text_of: Optional[TextOf] = None,
 ) -> tuple[Fleet, list[SimulatedClock]]:  # fmt: skip
-    """Return the replicas of a scenario behind their router, and their clocks."""
-    replicas: list[Replica] = []
-    clocks = []
+    """Return the replicas of a scenario behind their router, and their clocks; `text_of`: texts of real prompts."""
+    clocks: list[SimulatedClock] = []
+    servers: list[tuple[Scenario, Profile]] = []
     for pool in cluster.all_pools:
         server = scenario_of_pool(scenario, pool)
         of_pool = profile if pool.profile is None else load_profile(server.profile)
         for _ in range(pool.replicas):
-            own = server.model_copy(update={"seed": scenario.seed + len(replicas)})  # each has noise of its own
-            loop, clock = build_simulation(own, [], observers, fast_forward, of_pool)
-            replicas.append(Replica(loop, loop.fast_forward))
-            clocks.append(clock)
-    router = cluster.make_router()
+            own = server.model_copy(update={"seed": scenario.seed + len(servers)})  # each has noise of its own
+            servers.append((own, of_pool))
+    names = cluster.names
+
+    def build(number: int) -> Loop:
+        """Return a new loop of a replica."""
+        loop, clock = build_simulation(servers[number][0], [], observers, fast_forward, servers[number][1])
+        loop.server.name = names[number] if names else ""
+        clocks.append(clock)
+        return loop
+
+    replicas = [Replica(build(number)) for number in range(len(servers))]
+    router, changes = cluster.make_router(), cluster.changes()
     staleness = router.report_interval if cluster.staleness is None else cluster.staleness
-    texts = RouterTexts(router)
+    texts, seed = RouterTexts(text_of), scenario.seed
+    if changes is not None:
+        return ChangingFleet(replicas, router, requests, texts, seed, staleness, build, changes), clocks
     if not cluster.is_apart:
-        return Fleet(replicas, router, requests, texts, scenario.seed, staleness), clocks
-    decode_router = cluster.make_decode_router()
-    texts.reads_text = texts.reads_text or decode_router.reads_text
-    numbers = iter(range(len(replicas)))
-    roles = [(pool.role, [next(numbers) for _ in range(pool.replicas)]) for pool in cluster.pools]
-    decodes = [number for role, inside in roles if role == "decode" for number in inside]
-    transfers = build_transfers(scenario, cluster, replicas, decodes)
-    fleet = Fleet(replicas, router, requests, texts, scenario.seed, staleness, transfers, (decode_router, decodes))
-    return fleet, clocks
+        return Fleet(replicas, router, requests, texts, seed, staleness), clocks
+    transfers = build_transfers(scenario, cluster, replicas, cluster.decodes)
+    decode = cluster.make_decode_router(), cluster.decodes
+    return Fleet(replicas, router, requests, texts, seed, staleness, transfers, decode), clocks
 
 
 def build_transfers(

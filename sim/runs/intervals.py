@@ -63,21 +63,32 @@ def simulate_draws(
 
 
 def intervals_of(
-    run: Run, draws: Sequence[Mapping[str, Any]], profile: Profile, confidence: float = CONFIDENCE
+    run: Run,
+    draws: Sequence[Mapping[str, Any]],
+    profile: Profile,
+    confidence: float = CONFIDENCE,
+    figures: Optional[Mapping[str, float]] = None,
 ) -> dict[str, Any]:
-    """Return the key `intervals` of result.json; `draws` are the results of `simulate_draws`."""
-    complete, result, metrics = [draw for draw in draws if not draw.get("stuck")], run.result(), {}
+    """Return the key `intervals` of result.json; `draws` are the results of `simulate_draws`.
+
+    `figures`: other values than the metrics of the run, which `draws` have too.
+    """
+    complete, metrics = [draw for draw in draws if not draw.get("stuck")], {}
+    result = run.result() if figures is None else figures
     uncertainty, outside = profile.uncertainty, RANGE_SPREAD * run.distance_outside
     overlap = OVERLAP_SPREAD if run.server.overlaps and "backend" in profile.about else 0.0  # measured one by one
     spread = math.hypot(uncertainty.session, profile.misfit, outside, overlap)
     wider = spread / uncertainty.session if uncertainty.session else 1.0
     load = load_of(run, profile, spread)
-    for name in metrics_in("intervals"):
+    for name in metrics_in("intervals") if figures is None else figures:
         values = [draw[name] for draw in complete if draw.get(name) is not None]
         if result.get(name) is None or not 1 < len(values) == len(complete):
             continue
-        low, high = prediction_interval(result[name], values, confidence, wider)
-        if not (load is not None and load.is_near and "ttft" in name and high > USELESS * low):
+        own = uncertainty.ttft if "ttft" in name.lower() else 0.0
+        if name == "preemptions" and result[name]:
+            own = result[name] ** -0.5  # a count of random events
+        low, high = prediction_interval(result[name], values, confidence, wider, own)
+        if not (load is not None and load.is_near and "ttft" in name.lower() and high > USELESS * low):
             metrics[name] = [low, high]
     return {
         "draws": len(draws),
@@ -85,6 +96,7 @@ def intervals_of(
         "confidence": confidence,
         "fit": bool(uncertainty.draws),
         "session": uncertainty.session,
+        "ttft": uncertainty.ttft,
         "noise": bool(profile.about.get("noise")),
         "misfit": profile.misfit,
         "outside": outside,
@@ -95,15 +107,17 @@ def intervals_of(
 
 
 def prediction_interval(
-    value: float, draws: Sequence[float], confidence: float = CONFIDENCE, wider: float = 1.0
+    value: float, draws: Sequence[float], confidence: float = CONFIDENCE, wider: float = 1.0, own: float = 0.0
 ) -> tuple[float, float]:
     """Return the limits between which another draw is expected, `wider` by a factor; they include the fitted value.
 
-    Normal on a logarithmic scale: times are positive, and near saturation they can grow more than shrink.
+    `own`: a relative spread of the metric that the draws do not have. Normal on a logarithmic scale: times are
+    positive, and near saturation they can grow more than shrink.
     """
     positive = min(draws) > 0
     values = [math.log(draw) for draw in draws] if positive else list(draws)
-    centre, half_width = statistics.fmean(values), wider * half_width_of_draws(values, confidence)
+    centre, score = statistics.fmean(values), statistics.NormalDist().inv_cdf((1 + confidence) / 2)
+    half_width = math.hypot(wider * half_width_of_draws(values, confidence), score * own * (1 if positive else value))
     limits = centre - half_width, centre + half_width
     low, high = (math.exp(limits[0]), math.exp(limits[1])) if positive else limits
     return min(low, value), max(high, value)
@@ -118,12 +132,14 @@ def half_width_of_draws(values: Sequence[float], confidence: float) -> float:
 
 def describe_intervals(intervals: Mapping[str, Any], profile: str) -> list[str]:
     """Return what the intervals include, in one or two lines."""
-    session = f"the spread between sessions ({100 * intervals['session']:.2g} %)"
+    kind = "of step times" if intervals.get("ttft") else "between sessions"
+    session = f"the spread {kind} ({100 * intervals['session']:.2g} %)"
     parts = [*(["the fit"] if intervals["fit"] else []), session, *(["noise of steps"] if intervals["noise"] else [])]
     texts = {
         "misfit": "its bias on held-out steps",
         "outside": "steps outside the measured range",
         "overlap": "the overlap of steps in flight",
+        "ttft": "times of the front end and the client in TTFT",
     }
     parts += [f"{text} ({100 * intervals[key]:.2g} %)" for key, text in texts.items() if intervals.get(key)]
     lines = [f"intervals: {intervals['draws']} draws of the cost model; calibration uncertainty: {', '.join(parts)}"]

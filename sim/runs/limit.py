@@ -3,13 +3,14 @@
 A run is limited by what its first waiting request lacks (engine/waits.py), if one waits in a twentieth of the time. But
 if a step of twice the size takes twice as long, more slots, tokens or blocks do not help: the device limits the
 run. Without a queue, the device limits it if it is always busy and tokens take much longer than those of one request
-alone. The front end limits a run if it takes more than half of the TTFT.
+alone. The front end limits a run if it takes more than half of the TTFT. In a fleet, shares of the time are means over
+its replicas, and the sentence ends with the busiest one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Optional, Protocol
 
 from servesim.config.scenario import Scenario
 from servesim.core import Request, Shape
@@ -18,6 +19,7 @@ from servesim.engine.server import Server
 from servesim.engine.work_totals import KindTotals
 
 from .metrics import Metrics
+from .replicas import Replicas
 from .steady_state import is_saturated
 
 Kind = Literal["slots", "budget", "blocks", "compute", "front end", "none"]
@@ -39,6 +41,7 @@ class Run(Protocol):
     busy_seconds: float
     end: float
     work: Mapping[str, KindTotals]
+    replicas: Optional[Replicas]
 
 
 class Limit(NamedTuple):
@@ -56,6 +59,8 @@ def limit_of(run: Run) -> Limit:
     text = TEXTS[kind](run)
     if saturated:
         text = f"more load than it can serve, requests arrive faster than they finish; {text}"
+    if run.replicas is not None:
+        text += f" (means over {len(run.replicas.rows)} replicas; {busiest_text(run.replicas)})"
     text = text[0].upper() + text[1:]
     return Limit(kind, text, saturated)
 
@@ -69,6 +74,11 @@ def _kind(run: Run, saturated: bool) -> Kind:
         lack = max(lacks, key=lambda kind: share(run, kind))
         return lack if larger_steps_help(run, lack == "budget") else "compute"
     return "compute" if saturated or (busy_share(run) >= MIN_BUSY and slowdown(run) >= SLOW) else "none"
+
+
+def busiest_text(replicas: Replicas) -> str:
+    busiest = replicas.busiest
+    return f"{busiest['name']} is the busiest: {percent(busiest['busy'])} of the time in model calls"
 
 
 def share(run: Run, lack: str) -> float:
@@ -171,7 +181,8 @@ def compute_text(run: Run) -> str:
         why += "larger steps would take longer in proportion"
     else:
         why += f"a token takes {slowdown(run):.1f} times as long as one of a request alone"
-    return f"the device limits this run: {why}; no setting of the scheduler moves this limit, but more devices do"
+    more = "more devices" if run.replicas is None else "more replicas"
+    return f"the device limits this run: {why}; no setting of the scheduler moves this limit, but {more} do"
 
 
 def front_end_text(run: Run) -> str:

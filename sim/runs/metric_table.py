@@ -112,9 +112,16 @@ TABLE = (
     Metric("saved_prefill_s", "Saved prefill time", "s", "max"),
     Metric("host_cache_hits", "Tokens copied from the host", "", "max"),
     Metric("host_copy_s", "Time of copies from the host", "s", "min"),
+    Metric("busy_imbalance", "Imbalance of busy time", "", "min", ("summary", "table")),
+    Metric("request_imbalance", "Imbalance of requests", "", "min"),
+    Metric("transfers", "KV transfers", "", "min"),
+    Metric("transfer_s", "Time of KV transfers", "s", "min"),
+    Metric("transfer_bytes", "Bytes of KV transfers", "", "min"),
     Metric("mfu", "MFU", "", "max", ("summary", "table"), is_percentage=True, needs="peak"),
     Metric("mbu", "MBU", "", "max", ("summary", "table"), is_percentage=True, needs="peak"),
     Metric("energy", "Energy", "J/1k tok", "min", ("summary",), needs="power"),
+    Metric("cost_per_million_tokens", "Cost per million output tokens", "", "min", ("summary", "table", "intervals")),
+    Metric("cost_per_million_total_tokens", "Cost per million tokens", "", "min", ("summary", "intervals")),
 )  # fmt: skip
 BY_NAME = {metric.name: metric for metric in TABLE}
 METRICS = tuple(BY_NAME)

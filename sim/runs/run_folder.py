@@ -34,7 +34,8 @@ from servesim.version import __version__
 
 from .metric_table import METRICS
 from .metrics import percentile, time_per_token
-from .request_rows import COLUMNS, RECORDED, request_row
+from .replicas import REPLICA, request_table
+from .request_rows import RECORDED
 from .simulate import Run
 
 METRIC_KEYS = (*METRICS, "total_input_tokens", "total_output_tokens")  # of result.json: numbers, or null
@@ -59,6 +60,19 @@ class IntervalKeys(Stored):
     metrics: dict[str, Annotated[list[StoredNumber], Field(min_length=2, max_length=2)]]
 
 
+class ReplicaKeys(Stored):
+    """The metrics of one replica."""
+
+    name: str
+    requests: Index
+    output_throughput: StoredNumber
+    mean_ttft_ms: Optional[StoredNumber] = None
+    prefix_hit_rate: Optional[StoredNumber] = None
+    busy: StoredNumber
+    peak_kv_usage: Optional[StoredNumber] = None
+    preemptions: Index
+
+
 class ResultFile(Stored):
     """The keys of result.json besides the metrics."""
 
@@ -67,6 +81,7 @@ class ResultFile(Stored):
     host: list[Seconds] = Field([], max_length=4)  # the fields of costs.parts.HostPart
     intervals: Optional[IntervalKeys] = None
     server_latencies: dict[str, StoredNumber] = Field({})  # by metric, measured in the server
+    replicas: list[ReplicaKeys] = Field([])  # of a fleet
 
 
 class SentLine(Stored):
@@ -128,6 +143,8 @@ def read_requests(path: Path) -> dict[str, dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for cells in read_csv(path, RECORDED):
         row = {key: parse_cell(cells, key) for key in RECORDED}
+        if REPLICA in cells.cells:
+            row[REPLICA] = cells[REPLICA] or None
         finished = row["outcome"] == "finished"
         needed = ("id", "arrival", "prompt", "output", *(("first_token", "finish") if finished else ()))
         missing = [key for key in needed if row[key] is None]
@@ -231,7 +248,8 @@ def latencies_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
 
 def run_data(run: Run, decisions: Optional[Sequence[Mapping[str, Any]]] = None) -> RunData:
     """Return a run of this process in the form of its folder."""
-    rows = {str(r.id): dict(zip(COLUMNS, request_row(r))) for r in run.requests}
+    columns, cells = request_table(run.requests, run.replicas)
+    rows = {str(request.id): dict(zip(columns, row)) for request, row in zip(run.requests, cells)}
     return RunData(run.result(), rows, decisions, run.scenario, run.requests, getattr(run, "model_calls", ()))
 
 
@@ -242,8 +260,9 @@ def write_run(run: Run, folder: Union[str, Path], settings: Optional[Mapping[str
         raise BadInput(f"{folder}: expected a folder, found a file")
     with open_text(folder / REQUESTS) as file:
         writer = csv_writer(file)
-        writer.writerow(COLUMNS)
-        writer.writerows(map(request_row, run.requests))
+        columns, rows = request_table(run.requests, run.replicas)
+        writer.writerow(columns)
+        writer.writerows(rows)
     write_json(folder / RESULT, run.result())
     write_json(folder / MANIFEST, {**manifest(run), **(settings or {})})
 

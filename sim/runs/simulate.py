@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any, Optional, Union
 
 from servesim.config.memory import host_copy_times
-from servesim.config.scenario import Scenario
+from servesim.config.scenario import Scenario, scenario_of_pool
 from servesim.config.user_code import class_line, user_errors
-from servesim.core import BadInput, PolicyError, Request, Shape, StepCost, Stuck
+from servesim.core import BadInput, BlockPool, PolicyError, Request, Shape, StepCost, Stuck
 from servesim.costs.device_profile import Profile, load_profile
+from servesim.engine.fleet import Fleet
+from servesim.engine.kv_cache import KvCache
+from servesim.engine.kv_use import KvUse, kv_metrics
 from servesim.engine.lock_step import LockStep, requests_by_rank
 from servesim.engine.loop import Loop, Observer
 from servesim.engine.rules import rules_of
@@ -26,10 +29,12 @@ from servesim.traces.trace import Trace, gc_disabled, has_field
 
 from .answers import Answers, join_answers, split_answers, with_answers
 from .build import build_scenario_loop, build_simulation, copy_requests
-from .fleet import build_fleet
+from .fleet import TextOf, build_fleet
 from .limit import limit_of
 from .metrics import Metrics
 from .notes import Note
+from .prices import costs_per_million, price_per_second
+from .replicas import Replicas, replicas_of
 from .request_rows import find_change, mark_client_timeouts
 from .utilisation import simulated_energy, utilisation
 
@@ -50,11 +55,17 @@ class Run:
     padded_rows: int  # padding rows of decodes
     outside_profile: list[str] = field(default_factory=list)  # shapes outside the measured range
     distance_outside: float = 0.0  # how far, see Profile.distance_outside
+    reached: Mapping[str, float] = field(default_factory=dict)  # sizes of the largest steps, by field of a shape
     stuck: Optional[Stuck] = None
     intervals: Optional[Mapping[str, Any]] = None  # of the metrics, see intervals.py
     work: Mapping[str, KindTotals] = field(default_factory=dict)  # what the model calls computed, by kind of step
     notes: Sequence[Note] = ()  # see run_warnings.py
+    fleet: Mapping[str, Any] = field(default_factory=dict)  # of a fleet whose replicas come and go
     ran: Sequence[Request] = ()  # the requests of the engine: one per answer, if it runs these apart
+    kv_uses: Sequence[tuple[KvUse, BlockPool, int]] = ()  # of each server with KV blocks, and its model calls
+    cache: Optional[KvCache] = None  # with the counts of all servers; None: that of the server
+    servers: int = 1
+    replicas: Optional[Replicas] = None  # in a fleet with more than one
 
     @property
     def prompt_tokens_computed(self) -> int:
@@ -64,13 +75,12 @@ class Run:
     @property
     def kv_metrics(self) -> dict[str, float]:
         """Use of the KV cache; empty for a measured run, and for an engine without KV blocks."""
-        server = self.server
-        return server.kv_use.metrics(server.pool, self.calls) if server.policy.uses_block_pool else {}
+        return kv_metrics(self.kv_uses)
 
     @property
     def cache_metrics(self) -> dict[str, float]:
         """Hits of the prefix cache, as vLLM counts them; empty without a cache."""
-        cache = self.server.prefix_cache
+        cache = self.cache or self.server.prefix_cache
         if cache is None or not cache.stats.requests:
             return {}
         metrics = {**cache.stats.metrics(), "saved_prefill_s": saved_prefill_seconds(self.profile.cost, self.ran)}
@@ -89,18 +99,29 @@ class Run:
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """Description of the device and the model, as in a profile."""
-        return self.profile.about
+        """Description of the device and the model, as in a profile; empty if the pools of a cluster differ in it."""
+        cluster = self.scenario.cluster
+        return {} if cluster is not None and any(pool.profile for pool in cluster.pools) else self.profile.about
 
     @property
     def energy(self) -> Optional[float]:
         """Joules per 1,000 generated tokens."""
-        return simulated_energy(self.work, self.end, self.measures.outputs, self.about.get("power"))
+        return simulated_energy(self.work, self.end * self.servers, self.measures.outputs, self.about.get("power"))
+
+    @property
+    def price_per_second(self) -> Optional[float]:
+        """What the devices cost while the run lasts; None if it is not known."""
+        price, ordered = price_per_second(self.scenario, self.profile), self.fleet.get("replica_seconds")
+        if price is None or ordered is None or not self.end:
+            return price
+        assert self.scenario.cluster is not None
+        return price * float(ordered) / (self.end * self.scenario.cluster.size)
 
     def result(self) -> dict[str, Any]:
         """Return the content of result.json: metrics under vLLM's keys, then simulator-only metrics."""
+        measured = self.measures.as_result()
         return {
-            **self.measures.as_result(),
+            **measured,
             **self.measures.of_groups(),
             "makespan": self.measures.makespan,
             "preemptions": sum([request.preemptions for request in self.requests]),
@@ -113,9 +134,12 @@ class Run:
             **self.kv_metrics,
             **self.cache_metrics,
             **self.limit_metrics,
+            **({} if self.replicas is None else self.replicas.metrics),
             "mean_seconds": self.measures.time_breakdown(),
             **utilisation(self.work, self.about),
             "energy": self.energy,
+            **costs_per_million(self.price_per_second, measured),
+            **({"fleet": dict(self.fleet)} if self.fleet else {}),
             "outside_profile": self.outside_profile,
             "stuck": None if self.stuck is None else str(self.stuck),
             **({} if self.scenario.engine.sampling is None else {"sampling": self.scenario.engine.sampling}),
@@ -163,8 +187,12 @@ def simulate(
     observers: Sequence[Observer] = (),
     fast_forward: bool = True,
     profile: Optional[Profile] = None,
+    text_of: Optional[TextOf] = None,
 ) -> Run:
-    """Run a scenario. If the engine gets stuck, the run ends and `Run.stuck` has the reason."""
+    """Run a scenario. If the engine gets stuck, the run ends and `Run.stuck` has the reason.
+
+    `text_of` gives the prompts of real clients to the router of a cluster.
+    """
     profile = load_profile(scenario.profile) if profile is None else profile
     trace = load_trace(scenario) if trace is None else trace
     requests = copy_requests(trace.requests)
@@ -175,7 +203,7 @@ def simulate(
     if scenario.cluster is not None:
         if several:
             raise BadInput("cluster: expected requests with one answer, the trace has some with several (n)")
-        servers, clocks = build_fleet(scenario, scenario.cluster, ran, observers, fast_forward, profile)
+        servers, clocks = build_fleet(scenario, scenario.cluster, ran, observers, fast_forward, profile, text_of)
     elif ranks > 1:
         servers, clocks = build_ranks(scenario, requests_by_rank(ran, ranks), observers, profile)
     else:
@@ -206,7 +234,7 @@ def run_loop(
     ran = with_answers(requests, answers or {})
     with unchanged_requests(loop.server, ran):
         try:
-            with user_errors(loop.policy):
+            with user_errors(getattr(loop, "router", None)), user_errors(loop.policy):
                 loop.run()
         except Stuck as error:
             stuck = error
@@ -230,18 +258,50 @@ def finished_run(
 ) -> Run:
     """Return the results of a loop that has run."""
     server, padding = loop.server, [clock.padding_counts for clock in clocks]
+    outside, distance = outside_profiles(scenario, profile, clocks)
+    measures, work, idle = measure(scenario, requests, server), server.work.by_kind(), clocks[0].idle_s
+    loops, replicas, cache, fleet = [loop] if isinstance(loop, Loop) else loop.loops, None, None, {}
+    if isinstance(loop, Fleet):
+        replicas = replicas_of(loop, requests, measures.makespan)
+    if isinstance(loop, Servers):
+        work, idle, cache = loop.add_totals(), loop.idle_s, loop.caches[0] if loop.caches else None
+        fleet = loop.metrics()
+    uses = [(s.kv_use, s.pool, each.calls) for each in loops if (s := each.server).policy.uses_block_pool]
+    return Run(
+        scenario, profile, requests, measures, server, loop.calls, loop.now - idle, loop.now,
+        sum(tokens for tokens, _ in padding), sum(rows for _, rows in padding), outside,
+        distance, reached_sizes(scenario, clocks), stuck, work=work, kv_uses=uses, cache=cache, servers=len(loops),
+        replicas=replicas, fleet=fleet,
+    )  # fmt: skip
+
+
+def outside_profiles(scenario: Scenario, profile: Profile, clocks: Sequence[SimulatedClock]) -> tuple[list[str], float]:
+    """Return which sizes of steps the profile of a server was not measured for, and how far outside they are."""
+    pools = [] if scenario.cluster is None else scenario.cluster.pools
+    if not any(pool.profile for pool in pools):
+        return outside_profile(scenario, profile, clocks)
+    texts: list[str] = []
+    first, distance = 0, 0.0
+    for pool in pools:
+        own = profile if pool.profile is None else load_profile(scenario_of_pool(scenario, pool).profile)
+        found, far = outside_profile(scenario, own, clocks[first : first + pool.replicas])
+        first, distance = first + pool.replicas, max(distance, far)
+        texts += [f"{pool.name}: {text}" for text in found]
+    return texts, distance
+
+
+def outside_profile(scenario: Scenario, profile: Profile, clocks: Sequence[SimulatedClock]) -> tuple[list[str], float]:
+    """Return the same for servers with one profile."""
+    reached = reached_sizes(scenario, clocks)
+    return profile.outside_range(reached), profile.distance_outside(reached)
+
+
+def reached_sizes(scenario: Scenario, clocks: Sequence[SimulatedClock]) -> dict[str, float]:
+    """Return the largest sizes of all steps."""
     largest = Shape(*map(max, *[clock.largest_shape for clock in clocks], Shape()))
     if scenario.engine.host_cache is not None:
         largest = largest._replace(swapped=0)  # the profile does not give the time of these copies
-    reached = {**largest._asdict(), "context_per_row": max([clock.largest_row_context for clock in clocks])}
-    work, idle = server.work.by_kind(), clocks[0].idle_s
-    if isinstance(loop, Servers):
-        work, idle = loop.add_totals(), loop.idle_s
-    return Run(
-        scenario, profile, requests, measure(scenario, requests, server), server, loop.calls, loop.now - idle, loop.now,
-        sum(tokens for tokens, _ in padding), sum(rows for _, rows in padding), profile.outside_range(reached),
-        profile.distance_outside(reached), stuck, work=work,
-    )  # fmt: skip
+    return {**largest._asdict(), "context_per_row": max([clock.largest_row_context for clock in clocks])}
 
 
 @contextmanager

@@ -11,8 +11,11 @@ from .intervals import describe_intervals, format_interval
 from .leading import leading_metrics
 from .metric_table import format_quantity, metric_title, metrics_in, percentile_name, unit_of
 from .notes import note
+from .prices import COSTS
+from .replicas import replica_lines
 from .request_rows import STATES
 from .run_warnings import source_notes
+from .saturation import estimated_load
 
 if TYPE_CHECKING:
     from .simulate import Run
@@ -39,11 +42,15 @@ def title_line(title: str, fill: str = "-") -> str:
 def show_run(run: Run, percentiles: Sequence[float] = SHOWN_PERCENTILES) -> str:
     lines = [title_line(" Serving Benchmark Result (simulated) ", "="), *benchmark(run, percentiles)]
     lines += [title_line(" Simulator-only metrics "), *simulator_metrics(run)]
+    if run.replicas is not None:
+        lines += [title_line(" Replicas "), *fleet_lines(run)]
     if run.intervals is not None:
         lines += [title_line(f" {100 * run.intervals['confidence']:g} % intervals "), *interval_lines(run)]
     lines += ["=" * WIDTH, *filter(None, [leading_line(run), run.limit_metrics.get("limit_text")])]
     if run.intervals is not None:
         lines += describe_intervals(run.intervals, run.profile.name)
+    elif load := estimated_load(run):
+        lines.append(load.describe_estimate())
     if run.outside_profile:
         lines.append(note("outside range", sizes="; ".join(run.outside_profile)).text)
     lines += [f"note: {found.text}" for found in source_notes([run.profile])]
@@ -120,6 +127,29 @@ def leading_line(run: Run) -> str:
     return f"result: {', '.join(texts)}" if texts else ""
 
 
+def fleet_lines(run: Run) -> list[str]:
+    """Return the metrics of a fleet, and a table of its replicas."""
+    result, cluster = run.result(), run.scenario.cluster
+    assert cluster is not None
+    return [
+        line("Replicas:", len(result["replicas"])),
+        line("Router:", cluster.router["name"]),
+        line("Busiest replica / mean, time in calls:", result["busy_imbalance"]),
+        line("Most requests of a replica / mean:", result["request_imbalance"]),
+        *transfer_lines(result),
+        *replica_lines(result["replicas"]),
+    ]
+
+
+def transfer_lines(result: Mapping[str, Any]) -> list[str]:
+    """Return the copies of KV blocks from prefill to decode replicas."""
+    if not result.get("transfers"):
+        return []
+    mean = 1e3 * result["transfer_s"] / result["transfers"]
+    return [line("KV transfers:", result["transfers"]), line("  mean time (ms):", mean),
+            line("  size (GB):", result["transfer_bytes"] / 1e9)]  # fmt: skip
+
+
 def cache_lines(result: Mapping[str, Any]) -> list[str]:
     """Return what a prefix cache has saved."""
     if not result.get("prefix_cache_hits"):
@@ -135,7 +165,7 @@ def cache_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def utilisation_lines(result: Mapping[str, Any]) -> list[str]:
-    """Return MFU, MBU and energy of a run, and of each kind of step."""
+    """Return MFU, MBU, energy and costs of a run, and MFU and MBU of each kind of step."""
     lines = []
     if result["mfu"] is not None:
         kinds = result["utilisation"]
@@ -143,7 +173,8 @@ def utilisation_lines(result: Mapping[str, Any]) -> list[str]:
         lines += [line(f"  {kind} steps:", percentages(row)) for kind, row in kinds.items() if row["mfu"] is not None]
     if result["energy"] is not None:
         lines.append(line("Energy per 1,000 output tokens (J):", result["energy"]))
-    return lines
+    costs = [name for name in COSTS if name in result]
+    return [*lines, *(line(f"{metric_title(name)}:", result[name]) for name in costs)]
 
 
 def percentages(row: Mapping[str, Any]) -> str:

@@ -1,14 +1,15 @@
 """The timeline of a run for Perfetto (ui.perfetto.dev) or chrome://tracing, in the JSON form of trace events.
 
-Steps are slices on one track. Every request is an async slice from its arrival to its end, with its states inside.
-Queues, blocks and the hits of the prefix cache are counters. Times are microseconds. `Timeline` and `QueueLog` are
-observers of a simulated run; `write_measured_timeline` writes that of a measured run from its model calls, requests and
-device counters.
+Steps are slices on one track; each replica of a fleet has its own, with its own counters. Every request is an async
+slice from its arrival to its end, with its states inside. Queues, blocks and the hits of the prefix cache are counters.
+Times are microseconds. `Timeline` and `QueueLog` are observers of a simulated run; `write_measured_timeline` writes
+that of a measured run from its model calls, requests and device counters.
 """
 
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,14 +24,15 @@ from servesim.files.write import open_text
 from .utilisation import MEMORY, MEMORY_BUSY, POWER, TIME, UTILISATION, Rows
 
 FileType = TypeVar("FileType", bound="TraceFile")
-ENGINE, REQUESTS, DEVICE = 1, 2, 3  # process ids: groups in the viewer
+ENGINE, REQUESTS, DEVICE, REPLICAS = 1, 2, 3, 4  # process ids: groups in the viewer; the last is that of replica 0
 
 
 class TraceFile:
-    """A file of trace events; a context manager."""
+    """A file of trace events; a context manager. `replicas` are the names of those of a fleet."""
 
-    def __init__(self, path: Union[str, Path]) -> None:
+    def __init__(self, path: Union[str, Path], replicas: Sequence[str] = ()) -> None:
         self.path = path
+        self.groups = {name: REPLICAS + number for number, name in enumerate(replicas)} or {"": ENGINE}
         self.events = 0
         self._stack = ExitStack()
         self._file: Optional[TextIO] = None
@@ -38,9 +40,11 @@ class TraceFile:
     def __enter__(self: FileType) -> FileType:
         self._file = self._stack.enter_context(open_text(self.path))
         self._file.write('{"displayTimeUnit":"ms","traceEvents":[')
-        for group, name in ((ENGINE, "engine"), (REQUESTS, "requests")):
-            self.name_group(group, name)
-        self.event("M", 0.0, ENGINE, "thread_name", tid=1, args={"name": "steps"})
+        names = {group: name or "engine" for name, group in self.groups.items()}
+        for order, (group, name) in enumerate([*names.items(), (REQUESTS, "requests")], 1):
+            self.name_group(group, name, order)
+        for group in names:
+            self.event("M", 0.0, group, "thread_name", tid=1, args={"name": "steps"})
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
@@ -52,10 +56,10 @@ class TraceFile:
     def write_end(self) -> None:
         """Write the last events."""
 
-    def name_group(self, group: int, name: str) -> None:
-        """Name a group of tracks."""
+    def name_group(self, group: int, name: str, order: int) -> None:
+        """Name a group of tracks, and give it a place among all groups."""
         self.event("M", 0.0, group, "process_name", args={"name": name})
-        self.event("M", 0.0, group, "process_sort_index", args={"sort_index": group})
+        self.event("M", 0.0, group, "process_sort_index", args={"sort_index": order})
 
     def slice(self, phase: str, request: Request, name: str, at: float, facts: Any = None) -> None:
         """Write the beginning (b) or the end (e) of a slice of a request."""
@@ -72,10 +76,10 @@ class TraceFile:
 class Timeline(TraceFile):
     """Writes the events of a run during the run; an observer of the loop."""
 
-    def __init__(self, path: Union[str, Path]) -> None:
-        super().__init__(path)
+    def __init__(self, path: Union[str, Path], replicas: Sequence[str] = ()) -> None:
+        super().__init__(path, replicas)
         self._states: dict[Request, str] = {}  # open state slice of each request
-        self._counters: dict[str, dict[str, float]] = {}  # last values written
+        self._counters: dict[tuple[int, str], dict[str, float]] = {}  # last values written, by group and name
         self._now = 0.0
 
     def write_end(self) -> None:
@@ -86,7 +90,7 @@ class Timeline(TraceFile):
     def on_step_start(self, server: Server, step: Step, arrived: list[Request]) -> None:
         now = self._now = step.decided
         for request in arrived:
-            self._open(request, now)
+            self._open(request, now, server.name)
         for request, how, _ in step.preempted:
             self._enter(request, {"swap": "swapped out", "keep": "paused"}.get(how, "queued again"), now)
         for request, _ in step.admitted:
@@ -104,7 +108,7 @@ class Timeline(TraceFile):
             facts = {"prompts": len(step.chunks), "prompt_tokens": tokens, "decodes": step.decode_rows,
                      "context": step.context, "preempted": len(step.preempted)}  # fmt: skip
             duration = microseconds(now) - microseconds(step.start)
-            self.event("X", step.start, ENGINE, step.kind, tid=1, dur=duration, args=facts)
+            self.event("X", step.start, self.groups[server.name], step.kind, tid=1, dur=duration, args=facts)
         for chunk in step.chunks:
             if chunk.request.decodes:
                 self._enter(chunk.request, "decode", now)
@@ -112,8 +116,8 @@ class Timeline(TraceFile):
             self._close(request, now)
         self._count(server, now)
 
-    def _open(self, request: Request, now: float) -> None:
-        facts = {"prompt": request.prompt, "limit": request.limit}
+    def _open(self, request: Request, now: float, replica: str) -> None:
+        facts = {"prompt": request.prompt, "limit": request.limit, **({"replica": replica} if replica else {})}
         self.slice("b", request, f"request {request.id}", request.sent, facts)
         if request.status == "done":  # rejected on arrival
             self.slice("e", request, f"request {request.id}", now, {"outcome": request.outcome})
@@ -135,24 +139,25 @@ class Timeline(TraceFile):
             self.slice("e", request, f"request {request.id}", now, end_facts(request))
 
     def _count(self, server: Server, now: float) -> None:
-        pool, state = server.pool, server_state(server)
-        self._counter("queues", now, {name: getattr(state, name) for name in ("waiting", "running", "swapped")})
+        pool, state, group = server.pool, server_state(server), self.groups[server.name]
+        self._counter(group, "queues", now, {name: getattr(state, name) for name in ("waiting", "running", "swapped")})
         has_cache = server.prefix_cache is not None
         if pool.total < FOREVER:
             cached = {"cached": state.cached_blocks} if has_cache else {}
             free = pool.total - state.blocks_used - state.cached_blocks
-            self._counter("blocks", now, {"held": state.blocks_used, **cached, "free": free})
+            self._counter(group, "blocks", now, {"held": state.blocks_used, **cached, "free": free})
         if has_cache:
-            self._counter("prefix cache (tokens)", now, {"queries": state.queries, "hits": state.hits})
-            self._counter("prefix cache hits so far (%)", now, {"hits": 100 * state.hits / max(1, state.queries)})
-            self._counter("evicted blocks", now, {"evicted": state.evicted_blocks})
+            rate = 100 * state.hits / max(1, state.queries)
+            self._counter(group, "prefix cache (tokens)", now, {"queries": state.queries, "hits": state.hits})
+            self._counter(group, "prefix cache hits so far (%)", now, {"hits": rate})
+            self._counter(group, "evicted blocks", now, {"evicted": state.evicted_blocks})
         if pool.host_total:
-            self._counter("host blocks", now, {"held": pool.host_total - pool.host_free})
+            self._counter(group, "host blocks", now, {"held": pool.host_total - pool.host_free})
 
-    def _counter(self, name: str, now: float, values: dict[str, float]) -> None:
-        if self._counters.get(name) != values:
-            self._counters[name] = values
-            self.event("C", now, ENGINE, name, args=values)
+    def _counter(self, group: int, name: str, now: float, values: dict[str, float]) -> None:
+        if self._counters.get((group, name)) != values:
+            self._counters[group, name] = values
+            self.event("C", now, group, name, args=values)
 
 
 def microseconds(seconds: float) -> float:
@@ -171,7 +176,7 @@ def write_measured_timeline(calls: Sequence[ModelCall], requests: Sequence[Reque
     """Write the timeline of a finished run."""
     with TraceFile(path) as trace:
         if rows:
-            trace.name_group(DEVICE, "device")
+            trace.name_group(DEVICE, "device", DEVICE)
         for call in calls:
             shape = call.shape
             facts = {"prompts": shape.prefill_rows, "prompt_tokens": shape.prefill_live, "decodes": shape.decode_live,
@@ -235,26 +240,56 @@ def server_state(server: Server) -> ServerState:
 
 
 class QueueLog:
-    """Keeps the states of a server over time; drops every second point if there are too many."""
+    """Keeps the states of a server over time; drops every second point if there are too many.
+
+    The replicas of a fleet have logs of their own; `times` and `queues` are then those of the whole fleet.
+    """
 
     def __init__(self, points: int = 300) -> None:
         self.points = points
-        self.times: list[float] = []
-        self.queues: list[ServerState] = []
+        self.replicas: dict[str, QueueLog] = {}  # by name
+        self._times: list[float] = []
+        self._queues: list[ServerState] = []
         self._interval = 0.0  # minimum seconds between points
 
     def on_step_start(self, server: Server, step: Step, arrived: Sequence[Request]) -> None:
-        self._add_point(server, step.decided)
+        self._log_of(server)._add_point(server, step.decided)
 
     def on_step_end(self, server: Server, step: Step, now: float, finished: Sequence[Request]) -> None:
         if server.idle():
-            self._add_point(server, now)
+            self._log_of(server)._add_point(server, now, last=bool(server.name))
 
-    def _add_point(self, server: Server, now: float) -> None:
-        if self.times and now - self.times[-1] < self._interval:
+    @property
+    def times(self) -> list[float]:
+        """The times of the points."""
+        if not self.replicas:
+            return self._times
+        end = max(log._times[-1] for log in self.replicas.values())
+        return [end * number / self.points for number in range(self.points + 1)]
+
+    @property
+    def queues(self) -> list[ServerState]:
+        """The states at these times; those of replicas are added."""
+        if not self.replicas:
+            return self._queues
+        logs = self.replicas.values()
+        return [ServerState(*map(sum, zip(*[log._state_at(time) for log in logs]))) for time in self.times]
+
+    def _state_at(self, time: float) -> ServerState:
+        place = bisect_right(self._times, time)
+        return self._queues[place - 1] if place else ServerState(0, 0, 0)
+
+    def _log_of(self, server: Server) -> QueueLog:
+        if not server.name:
+            return self
+        return self.replicas.setdefault(server.name, QueueLog(self.points))
+
+    def _add_point(self, server: Server, now: float, last: bool = False) -> None:
+        """Add a point, unless the one before it is close; the `last` one before a replica waits is always kept."""
+        if self._times and now - self._times[-1] < self._interval and not last:
             return
-        self.times.append(now)
-        self.queues.append(server_state(server))
-        if len(self.times) >= 2 * self.points:
-            self.times, self.queues = self.times[::2], self.queues[::2]
-            self._interval = (self.times[-1] - self.times[0]) / self.points
+        self._times.append(now)
+        self._queues.append(server_state(server))
+        if len(self._times) >= 2 * self.points:
+            self._times, self._queues = self._times[last::2], self._queues[last::2]
+            self._interval = (self._times[-1] - self._times[0]) / self.points

@@ -175,12 +175,20 @@ def format_value(value: Any) -> str:
     """Return a setting's value as short text."""
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{format_value(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list) and value and all(isinstance(item, Mapping) and "name" in item for item in value):
+        return "[" + ",".join(map(format_pool, value)) + "]"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def format_pool(pool: Mapping[str, Any]) -> str:
+    """Return a pool of a cluster as short text: its name, its replicas, and what else it sets."""
+    others = {key: value for key, value in pool.items() if key not in ("name", "replicas") and value != pool["name"]}
+    return f"{pool['name']}:{pool.get('replicas', 1)}{format_value(others) if others else ''}"
 
 
 def short_key(key: str) -> str:
     """Return a parameter as tables print it."""
-    return key.removeprefix("policy.")
+    return key.removeprefix("policy.").removeprefix("cluster.")
 
 
 def format_setting(key: str, value: Any) -> str:

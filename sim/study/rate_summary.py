@@ -17,7 +17,7 @@ from typing import Any, Optional
 from servesim.config.layers import Tree
 from servesim.core import BadInput
 from servesim.files.terminal import Screen, align_columns
-from servesim.runs.metric_table import format_quantity, unit_of
+from servesim.runs.metric_table import format_quantity, title_inside, unit_of
 from servesim.runs.notes import LABEL_MEANINGS
 from servesim.runs.request_rate import format_rate
 from servesim.statistics.constraints import describe_bounds
@@ -152,7 +152,7 @@ class RateSummary:
             return ""
         summary = self.by_rate[self.decided_at]
         tied = any(row.relation.tied for row in summary.rows if row.config in others)
-        chosen = deciding_metrics(summary) if tied else [self.experiment.objectives[0].metric]
+        chosen = deciding_metrics(summary) if tied else [title_inside(self.experiment.objectives[0].metric)]
         number = f"{format_count(len(others), 'other')} equal within {100 * self.margin:g} %"
         by = f"chosen by {', then '.join(chosen)} at {format_rate(self.decided_at)}"
         return f"{number} (up to {format_rate(max(others.values()))}), {by}"

@@ -29,6 +29,7 @@ from servesim.statistics.constraints import parse_bounds
 from servesim.traces.edit import set_rate
 
 from .executor import Executor
+from .fleet_question import Fleet, FleetOptions, FleetSearch, routers_for
 from .pilot_runs import OVERLOAD
 from .progress import Progress
 from .ranking import Row, Summary
@@ -45,6 +46,7 @@ NEAR_OVERLOAD = (0.9, 1.05)  # first rates of the highest load / throughput with
 MORE_LOAD = 1.1  # settings that are as good at the rate of the question must hold this much more load to win
 CANDIDATES = 3  # whose highest load is found if no setting meets the constraints
 OBJECTIVES = ("mean_e2el_ms", "p99_ttft_ms")
+ANY_FLEET = FleetOptions()
 SLO_OF = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2el"}  # part of a metric's name -> key of the SLO
 
 
@@ -85,6 +87,7 @@ class Question:
     server: str  # a name of `tunings`
     keys: Tree  # of the scenario, over those of the preset: profile, workload or trace
     constraints: Sequence[str]
+    fleet: FleetOptions = ANY_FLEET
 
     @property
     def tuning(self) -> Tuning:
@@ -126,6 +129,12 @@ class Answer:
     profile: Profile
     limit: Limit  # of the recommended settings, at the next rate
     limit_rate: float  # the lowest tested one that misses the constraints
+    fleet: Optional[Fleet] = None  # if one replica does not hold the load, or the user asks for more
+
+    @property
+    def holds(self) -> bool:
+        """Whether the answer meets the constraints."""
+        return self.best.eligible if self.fleet is None else self.fleet.holds
 
     @property
     def changed(self) -> Mapping[str, Any]:
@@ -147,11 +156,10 @@ class Search:
     executor: Executor
     progress: Progress
 
-    def run(self, name: str, keys: Tree, rate: Optional[float] = None) -> Result:
-        """Run a sweep and write its files; at another rate, also its scenario."""
-        base, file = self.question.base, "scenario.yaml"
-        if rate is not None:
-            base, file = apply_assignment(base, {rate_key(base): rate}), f"scenario-{name}.yaml"
+    def run(self, name: str, keys: Tree, other: Optional[Tree] = None) -> Result:
+        """Run a sweep and write its files; with another base, also its scenario."""
+        base = self.question.base if other is None else other
+        file = "scenario.yaml" if other is None else f"scenario-{name}.yaml"
         write_yaml(self.folder / file, base)
         write_yaml(self.folder / f"{name}.yaml", {"base": file, **keys})
         experiment = build_experiment(validate_file(SweepFile, keys, name, {}), base, name)
@@ -178,7 +186,8 @@ class Search:
         if limit.kind == "compute" and all("ttft" in bound for bound in self.question.constraints):
             return None  # no setting moves this limit; with fewer slots, tokens come faster, but the first one later
         rate = round_rate(MORE_LOAD * curve.capacity.rate, 3)
-        more = self.run("more", self.question.sweep_keys([as_grid(row) for row in tied]), rate)
+        faster = apply_assignment(self.question.base, {rate_key(self.question.base): rate})
+        more = self.run("more", self.question.sweep_keys([as_grid(row) for row in tied]), faster)
         assert isinstance(more, Summary)
         first = more.rows[0]
         found = first.eligible and not first.is_saturated and not more.baseline.eligible
@@ -186,6 +195,23 @@ class Search:
 
     def scenario(self, row: Row) -> Scenario:
         return scenario_from(apply_assignment(self.question.base, row.assignment))
+
+    def fleet(self, best: Row, curve: Optional[Curve], rate: float) -> Optional[Fleet]:
+        """Return replicas that hold the load: the given number, or the smallest one if one replica does not hold it."""
+        fixed = self.question.fleet.replicas
+        one_holds = best.eligible and not (best.is_saturated and not self.question.constraints)
+        if fixed == 1 or (fixed is None and one_holds):
+            return None
+        base = apply_assignment(self.question.base, best.assignment)
+        routers = routers_for(self.question.server, base, self.question.fleet.routers)
+        search = FleetSearch(base, rate, best, curve, routers, self.sweep_fleet)
+        return search.smallest() if fixed is None else search.fleet(fixed)
+
+    def sweep_fleet(self, name: str, grids: Sequence[Tree], base: Tree) -> Summary:
+        """Run a sweep over the routers and pools of a fleet."""
+        result = self.run(name, self.question.sweep_keys(grids), base)
+        assert isinstance(result, Summary)
+        return result
 
 
 def recommend(question: Question, folder: Path, executor: Executor, progress: Progress) -> Answer:
@@ -204,12 +230,14 @@ def recommend(question: Question, folder: Path, executor: Executor, progress: Pr
             curves = search.capacities("capacity-more", [more], rate)
             best = more
     best_load, defaults_load = (curve_of(curves, best), baseline_of(curves)) if curves else (None, None)
-    write_yaml(folder / "best.yaml", apply_assignment(question.base, best.assignment))
+    fleet = search.fleet(best, best_load, rate)
+    chosen_tree = apply_assignment(question.base, best.assignment)
+    write_yaml(folder / "best.yaml", chosen_tree if fleet is None else fleet.scenario)
     chosen, limit_rate = search.scenario(best), too_high(best_load, rate)
     limit, profile = limit_of(simulate_at(chosen, limit_rate)), load_profile(question.base["profile"])
     return Answer(
         question, rate, best, summary.baseline, best_load, defaults_load, more is not None, chosen, profile, limit,
-        limit_rate,
+        limit_rate, fleet,
     )  # fmt: skip
 
 

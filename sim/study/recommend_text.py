@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Optional
 
 from servesim.costs.derivation import EXPECTED_ERRORS
@@ -11,30 +12,40 @@ from servesim.runs.metric_table import format_quantity, metric_title, unit_of
 from servesim.runs.request_rate import format_rate
 from servesim.statistics.constraints import Bound, parse_bounds
 
+from .fleet_question import POOLS, Fleet, name_of
+from .ranking import Row
 from .rates import Curve
 from .recommend import Answer
 
 SHOWN = ("p99_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "request_goodput")
+HITS = "prefix_hit_rate"
+COST = "cost_per_million_tokens"  # shown if the user gives the price of a device
 MIN_ERROR = 0.05  # of a latency, if only other errors are known
 EQUAL = "Other settings are as good at this load; these hold more"
 
 
-def answer_text(answer: Answer, command: str, next_command: str) -> str:
-    """Return the answer as one screen; `command` starts the server with the recommended settings."""
+def answer_text(answer: Answer, command: str, next_command: str, router: str = "") -> str:
+    """Return the answer as one screen; `command` starts a server with the recommended settings, `router` a router."""
+    fleet, subject = answer.fleet, "it"
     lines = [verdict_line(answer), "", command.rstrip(), "", *result_table(answer), ""]
-    limit = f"What limits it (at {format_rate(answer.limit_rate)}): {answer.limit.text}."
+    if fleet is not None:
+        settings, subject = settings_text(answer), "one replica"
+        lines = [fleet_line(answer, fleet), f"Settings of each replica: {settings or 'the defaults'}.", ""]
+        lines += [command.rstrip(), router, "", *fleet_table(answer, fleet), ""]
+    limit = f"What limits {subject} (at {format_rate(answer.limit_rate)}): {answer.limit.text}."
     return "\n".join([*lines, limit, error_line(answer), f"Next: {next_command}"])
 
 
-def answer_json(answer: Answer, command: str) -> dict[str, Any]:
+def answer_json(answer: Answer, command: str, router: str = "") -> dict[str, Any]:
     """Return the answer as JSON; docs/recommend.md describes the keys."""
     bests = {"recommended": (answer.best, answer.best_load), "defaults": (answer.defaults, answer.defaults_load)}
     return {
         "rate": answer.rate,
         "constraints": list(answer.question.constraints),
-        "meets": answer.best.eligible,
+        "meets": answer.holds,
         "settings": dict(answer.changed),
         "command": command,
+        **({} if answer.fleet is None else fleet_json(answer.fleet, router)),
         **{
             name: {
                 **{metric: None if math.isnan(row.mean(metric)) else row.mean(metric) for metric in SHOWN},
@@ -48,9 +59,17 @@ def answer_json(answer: Answer, command: str) -> dict[str, Any]:
     }
 
 
+def fleet_json(fleet: Fleet, command: str) -> dict[str, Any]:
+    """Return the replicas, and the metrics of their routers."""
+    metrics = [*SHOWN, HITS, COST]
+    tested = {name_of(row): {name: row.mean(name) for name in metrics if row.values(name)} for row in fleet.rows}
+    pools = {"pools": list(fleet.pools)} if fleet.pools else {}
+    return {"replicas": fleet.replicas, "router": fleet.router, **pools, "router_command": command, "fleets": tested}
+
+
 def verdict_line(answer: Answer) -> str:
     """Return the recommended settings, and whether they meet the limits at the rate of the question."""
-    settings = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in answer.changed.items())
+    settings = settings_text(answer)
     at = f"{answer.rate:.4g} req/s"
     choice = f"Best settings at {at}: {settings}." if settings else f"The defaults are the best settings at {at}."
     limits = " and ".join(map(str, answer.question.constraints))
@@ -63,14 +82,53 @@ def verdict_line(answer: Answer) -> str:
     )
 
 
+def settings_text(answer: Answer) -> str:
+    """Return the settings that differ from the defaults."""
+    return ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in answer.changed.items())
+
+
+def fleet_line(answer: Answer, fleet: Fleet) -> str:
+    """Return how many replicas hold the load behind which router, and by what one less misses it."""
+    limits = " and ".join(map(str, answer.question.constraints)) or "a backlog that does not grow"
+    at, load = f"{answer.rate:.4g} req/s", load_text(answer.best_load)
+    one = f"One replica holds {load} req/s within {limits}. " if answer.best_load is not None else ""
+    if not fleet.holds:
+        return f"{one}{fleet.replicas} replicas do not hold {at}: {problem_of(fleet.best)}."
+    fewer = "" if fleet.fewer is None else f" With {fleet.replicas - 1}, {problem_of(fleet.fewer)}."
+    apart = f" as {name_of(fleet.best)}" if fleet.pools else ""
+    return f"{one}{fleet.replicas} replicas{apart} behind {fleet.router} hold {at}.{fewer}"
+
+
+def problem_of(row: Row) -> str:
+    """Return why the best row does not hold the load."""
+    return f"the best one {', '.join(row.misses)}" if row.misses else "the backlog grows"
+
+
+def fleet_table(answer: Answer, fleet: Fleet) -> list[str]:
+    """Return the metrics of the routers, and of prefill and decode apart, side by side."""
+    head = f"{fleet.replicas} replicas at {answer.rate:.4g} req/s"
+    titles = [*(name_of(row) + " *" * (row is fleet.best) for row in fleet.rows)]
+    if not any(POOLS in row.assignment for row in fleet.rows):
+        head += ", prefill and decode together"
+    hits = [HITS] if any(any(row.values(HITS)) for row in fleet.rows) else []
+    return align_columns([[head, *titles], *metric_rows([*SHOWN, *hits, COST], fleet.rows)])
+
+
+def metric_rows(metrics: Sequence[str], rows: Sequence[Row]) -> list[list[str]]:
+    """Return the lines of a table: the metrics that some rows have."""
+    lines = []
+    for metric in metrics:
+        means = [row.mean(metric) for row in rows]
+        if not all(map(math.isnan, means)):
+            unit = unit_of(metric, means)
+            lines.append([unit.after(metric_title(metric)), *(format_quantity(mean, None, unit) for mean in means)])
+    return lines
+
+
 def result_table(answer: Answer) -> list[str]:
     """Return the metrics of the recommended settings beside those of the engine's defaults."""
     rows = [[f"at {answer.rate:.4g} req/s", "recommended" if answer.changed else "defaults", "defaults"]]
-    for metric in SHOWN:
-        means = [row.mean(metric) for row in (answer.best, answer.defaults)]
-        if not all(map(math.isnan, means)):
-            unit = unit_of(metric, means)
-            rows.append([unit.after(metric_title(metric)), *(format_quantity(mean, None, unit) for mean in means)])
+    rows += metric_rows([*SHOWN, COST], (answer.best, answer.defaults))
     if answer.best_load is not None:
         rows.append(["Highest load (req/s)", *map(load_text, (answer.best_load, answer.defaults_load))])
     return align_columns(rows if answer.changed else [row[:2] for row in rows])
@@ -96,7 +154,8 @@ def error_line(answer: Answer) -> str:
     source = "medians of 25 runs of others, docs/proof.md" if derived else f"profile {answer.profile.name}"
     parts = ", ".join(f"{name.upper() if derived else name} {100 * error:.1f} %" for name, error in errors.items())
     bounds = [bound for bound in parse_bounds(answer.question.constraints) if not bound.of_baseline]
-    close = [bound for bound in bounds if is_close(bound, answer.best.mean(bound.metric), errors)]
+    best = answer.best if answer.fleet is None else answer.fleet.best
+    close = [bound for bound in bounds if is_close(bound, best.mean(bound.metric), errors)]
     text = f"Expected error: {parts} ({source})"
     if not bounds:
         return f"{text}."

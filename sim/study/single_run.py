@@ -33,6 +33,7 @@ from servesim.files.scratch import ScratchFolder
 from servesim.files.write import open_bytes
 from servesim.runs.intervals import Draw
 from servesim.runs.metric_table import METRICS, percentile_metrics
+from servesim.runs.prices import costs_per_million
 from servesim.runs.request_rate import contest_at_rate, is_contest, longer_scenario
 from servesim.runs.simulate import Run, load_trace, simulate
 from servesim.runs.steady_state import is_saturated, steady_metrics
@@ -246,6 +247,7 @@ class RunContext:
         if self.steady_window is not None and run.requests:
             steady = steady_metrics(run.requests, run.scenario.slo.seconds(), *self.steady_window)
             result = {name: value for name, value in result.items() if "[" not in name} | steady
+            result |= costs_per_million(run.price_per_second, steady)
         groups = [key for key in result if "[" in key]  # of one priority or session
         names = dict.fromkeys([*METRICS, *percentile_metrics(self.percentiles), *groups])
         return {

@@ -15,6 +15,7 @@ from servesim.core.limits import (
 from servesim.files.checked import Keys, validate
 from servesim.runs.leading import leading_metrics
 from servesim.runs.metric_table import whole_metric
+from servesim.runs.prices import COSTS, HOW_TO_PRICE, is_priced
 from servesim.runs.request_rate import RATE_KEYS, rate_key_value
 from servesim.statistics.constraints import Bound, parse_bounds
 from servesim.statistics.objective import Objective, check_figures, parse_objective
@@ -72,6 +73,7 @@ def build_experiment(file: SweepFile, base: Tree, name: str) -> Experiment:
     check_metrics("subject_to", bounds, file, base)
     check_metrics("objectives", objectives, file, base)
     metrics = [objective.metric for objective in objectives] + [bound.metric for bound in bounds]
+    check_prices(metrics, base, configs)
     check_figures(metrics, [base.get("profile", DEFAULT_PROFILE), *(config.get("profile") for config in configs)])
     auto = file.rates == "auto"
     rates = [] if auto or file.rates is None else file.rates
@@ -107,6 +109,13 @@ def check_metrics(key: str, items: Sequence[Union[Objective, Bound]], file: Swee
             raise BadInput(f"{key}: {metric}: not available in a steady-state sweep; remove it or the key `steady`")
         if whole_metric(metric) in ("request_goodput", "attainment") and not any(base.get("slo") or {}):
             raise BadInput(f"{key}: {metric}: expected a `slo` in the base scenario, got none")
+
+
+def check_prices(metrics: Sequence[str], base: Tree, configs: Sequence[Assignment]) -> None:
+    """Raise BadInput for a cost if a configuration has no price."""
+    for metric in [metric for metric in metrics if metric in COSTS]:
+        if not all(is_priced(apply_assignment(base, assignment)) for assignment in configs):
+            raise BadInput(f"{metric}: {HOW_TO_PRICE}")
 
 
 def check_rates(base: Tree, configs: Sequence[Assignment]) -> None:

@@ -13,7 +13,7 @@ from servesim.config.paths import relative_paths
 from servesim.config.scenario import Scenario
 from servesim.core import BadInput, field_values
 from servesim.files.write import comment, write_yaml
-from servesim.runs.metric_table import metrics_in, whole_metric
+from servesim.runs.metric_table import metric_title, metrics_in, whole_metric
 from servesim.statistics.intervals import Interval
 from servesim.statistics.number_format import format_mean, format_percentage
 
@@ -178,7 +178,10 @@ def write_summary(summary: Summary, folder: Path) -> None:
     if summary.winner is not None:
         winner, metric = summary.winner, summary.experiment.objectives[0].metric
         level, change = format_mean(winner.means[metric], metric), format_difference(winner, metric)
-        tree, about = summary.experiment.tree(winner.config), f"{metric} {level}; to the baseline: {change}"
+        tree, about = (
+            summary.experiment.tree(winner.config),
+            f"{metric_title(metric)} {level}; to the baseline: {change}",
+        )
         write_best(folder / "best.yaml", summary.experiment, winner.config, tree, about)
 
 

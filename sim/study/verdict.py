@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Optional
 
 from servesim.files.terminal import PLAIN, Screen, align_columns
-from servesim.runs.metric_table import whole_metric
+from servesim.runs.metric_table import title_inside, whole_metric
 from servesim.runs.notes import LABEL_MEANINGS
 from servesim.runs.run_warnings import source_notes
 from servesim.statistics.constraints import describe_bounds
@@ -37,7 +37,8 @@ def verdict_of(summary: Summary) -> Verdict:
         text = f"No winner: nothing beats the baseline{describe_tied(summary)}."
         return Verdict("baseline", text + describe_best_mean(summary))
     metric = summary.experiment.objectives[0].metric
-    text = f"Winner: {changed_settings(winner, summary)}: {metric} {format_mean(winner.means[metric], metric)}"
+    level = f"{title_inside(metric)} {format_mean(winner.means[metric], metric)}"
+    text = f"Winner: {changed_settings(winner, summary)}: {level}"
     if summary.baseline.refused:
         text += "; the baseline does not start"
     elif not summary.baseline.feasible:
@@ -95,13 +96,13 @@ def describe_choice(summary: Summary) -> str:
         return ""
     names = deciding_metrics(summary)
     decide = "decides" if len(names) == 1 and None not in summary.decided_by else "decide"
-    first = summary.experiment.objectives[0].metric
+    first = title_inside(summary.experiment.objectives[0].metric)
     return f"; tied in {first} with {format_count(tied, 'other')}, {', then '.join(names)} {decide}"
 
 
 def deciding_metrics(summary: Summary) -> list[str]:
     """Return what separates the winner from the configurations that are tied with it, in order."""
-    metrics = [objective.metric for objective in summary.experiment.objectives]
+    metrics = [title_inside(objective.metric) for objective in summary.experiment.objectives]
     return ["the fewest changes" if number is None else metrics[number] for number in summary.decided_by]
 
 
@@ -114,7 +115,8 @@ def describe_best_mean(summary: Summary) -> str:
     word = "lowest" if objective.goal == "min" else "highest"
     name = "the baseline" if best is summary.baseline else changed_settings(best, summary)
     level = format_mean(best.means[objective.metric], objective.metric)
-    return f" The {word} mean of {objective.metric} is {level} ({name}), but the difference is not decided."
+    title = title_inside(objective.metric)
+    return f" The {word} mean of {title} is {level} ({name}), but the difference is not decided."
 
 
 def format_table(summary: Summary, top: int = 10, screen: Screen = PLAIN) -> str:
@@ -273,4 +275,5 @@ def describe_confirmation(summary: Summary) -> list[str]:
     if not change.n:
         return []
     percentage = format_percentage(change.relative_to(summary.confirm_baseline_mean(metric)))
-    return [f"winner vs. baseline on {change.n} new replications (not used to choose it): {metric} {percentage}"]
+    text = f"winner vs. baseline on {change.n} new replications (not used to choose it)"
+    return [f"{text}: {title_inside(metric)} {percentage}"]

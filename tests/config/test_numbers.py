@@ -116,7 +116,7 @@ SCENARIOS: list[Tree] = [
         **BASE, "policy": {"name": "vllm-v1"},
         "engine": {**MEMORY, "host_cache": {"blocks": 8, "bandwidth": 1e9, "latency": 0.001}},
     },
-    {**BASE, "cluster": {"replicas": 2, "staleness": 0.1, "router": {"name": "vllm-dp"}}},
+    {**BASE, "cluster": {"replicas": 2, "staleness": 0.1, "router": {"name": "vllm-dp"}, "price_per_hour": 2.0}},
     {**BASE, "cluster": {"pools": [{"name": "a", "replicas": 1}, {"name": "b", "policy": {"max_num_seqs": 2}}]}},
 ]  # fmt: skip
 

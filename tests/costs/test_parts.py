@@ -136,6 +136,18 @@ def test_with_steps_in_flight_host_time_counts_only_where_it_exceeds_the_device(
     assert profile.cost.seconds(prompts) == pytest.approx(max(device, host))
 
 
+def test_steps_in_flight_are_shorter_by_what_the_profile_says_and_more_so_without_a_graph() -> None:
+    cost = replace(COST, host=HostPart())
+    about = {"in_flight": {"step": 1e-4, "launch": 1e-3}, "token_buckets": [64, 256], "row_buckets": [8, 16]}
+    profile = Profile("parts", cost, about).overlapped(HostPart(step=9.0))  # not that of a warm-up
+    prompts, saved = Shape(1, 256, 256, 256**2), {256: 1e-4, 257: 1.1e-3}
+    mixed = {8: prompts._replace(decode_rows=8, decode_live=8), 0: prompts}
+    assert profile.cost.seconds(mixed[0]) == pytest.approx(cost.seconds(mixed[0]) - saved[256])
+    assert profile.cost.seconds(mixed[8]) == pytest.approx(cost.seconds(mixed[8]) - saved[257])
+    assert profile.cost.decode(16, 16, 900) == pytest.approx(cost.decode(16, 16, 900) - 1e-4)
+    assert profile.cost.decode(17, 17, 900) == pytest.approx(cost.decode(17, 17, 900) - 1.1e-3)
+
+
 def test_the_host_time_of_a_replay_counts_prompt_tokens_without_padding() -> None:
     """It is fitted to live steps, whose tokens are not padded. The host time of a profile counts the same tokens."""
     host = HostPart(token=1e-5)

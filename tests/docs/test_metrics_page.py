@@ -27,6 +27,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "prefix cache": {"policy": CACHING, "workload": PREFIXES, "engine": ENGINE},
     "radix cache": {"policy": {"name": "sglang"}, "workload": PREFIXES, "engine": {"num_blocks": 900, "block_size": 1}},
     "slots": {"policy": {"name": "llm-serving", "decode_batch": 4}, "workload": WORKLOAD},
+    "replicas": {"policy": CACHING, "workload": PREFIXES, "engine": ENGINE, "cluster": {"replicas": 2}},
     "several answers": {"policy": {"name": "vllm"}, "trace": "answers.csv", "engine": ENGINE},
 }  # fmt: skip
 

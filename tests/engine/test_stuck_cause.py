@@ -6,7 +6,7 @@ from typing import Any
 
 from servesim.config.scenario import scenario_from
 from servesim.core import Plan, Policy, Request, View
-from servesim.engine.loop import build_server
+from servesim.engine.build import build_server
 from servesim.engine.rules import rules_of
 from servesim.engine.stuck import describe_cause
 from servesim.policies import POLICIES

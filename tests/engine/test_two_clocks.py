@@ -21,8 +21,9 @@ from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Request, Stuck
 from servesim.core.request import CLIENT_FIELDS
 from servesim.costs.linear import LinearCost
+from servesim.engine.build import build_loop, build_server
 from servesim.engine.clocks import VirtualClock
-from servesim.engine.loop import Loop, build_loop, build_server
+from servesim.engine.loop import Loop
 from servesim.engine.rules import rules_of
 from servesim.engine.simulated import SimulatedClock
 from servesim.policies import POLICIES

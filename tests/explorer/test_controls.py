@@ -18,6 +18,7 @@ from servesim.core.fields import policy_fields
 from servesim.explorer.controls import controls_of
 from servesim.explorer.state import WORKLOADS, Choice, Origin, PageState
 from servesim.policies import POLICIES
+from servesim.routers import ROUTERS
 
 
 def error_of(kind: type[Policy], field: str, value: Any) -> str:
@@ -158,3 +159,32 @@ def test_another_policy_has_the_block_size_of_its_engine() -> None:
     preset = origin.choose(first, "start", "sglang-0.5.18")
     assert origin.scenario(preset)[1].engine.block_size == 1
     assert origin.scenario(origin.choose(preset, "policy", "vllm-v1"))[1].engine.block_size == 16
+
+
+def test_replicas_and_router_are_controls_and_another_router_drops_the_fields_of_the_old_one() -> None:
+    origin = Origin()
+    first = origin.first_state()
+    controls = {control.key: control for control in controls_of(origin, first)}
+    assert (controls["cluster.replicas"].default, controls["cluster.replicas"].rare) == ("1", False)
+    assert controls["cluster.router"].text == "round-robin" and not controls["cluster.router"].rare
+    assert list(controls["cluster.router"].choices) == list(ROUTERS)
+    state = origin.choose(first, "cluster.router", "sglang-cache-aware")
+    state.settings.update({"cluster.router.cache_threshold": "0.5", "cluster.replicas": "4"})
+    controls = {control.key: control for control in controls_of(origin, state)}
+    assert (controls["cluster.replicas"].text, controls["cluster.router.cache_threshold"].text) == ("4", "0.5")
+    assert controls["cluster.router.cache_threshold"].kind == "number"
+    assert "--set cluster.router=sglang-cache-aware --set cluster.replicas=4" in origin.command(state)
+    cluster = origin.scenario(state)[1].cluster
+    assert cluster is not None and cluster.size == 4
+    assert cluster.router == {"name": "sglang-cache-aware", "cache_threshold": 0.5}
+    other = origin.choose(state, "cluster.router", "random")
+    assert origin.tree(other)["cluster"] == {"router": "random", "replicas": 4}
+    sglang = origin.scenario(origin.choose(state, "server", "sglang"))[1]
+    assert sglang.cluster == cluster and sglang.policy["name"] == "sglang"
+
+
+def test_pools_have_no_number_of_replicas_beside_them(tmp_path: Path) -> None:
+    (tmp_path / "f.yaml").write_text("workload: {contest: {X: 20, T: 1}}\ncluster: {pools: [{name: a, replicas: 2}]}\n")
+    origin = Origin(str(tmp_path / "f.yaml"))
+    keys = {control.key for control in controls_of(origin, origin.first_state())}
+    assert "cluster.pools" in keys and "cluster.replicas" not in keys

@@ -327,3 +327,20 @@ def test_four_variants_are_shown_with_the_baseline(browser: Any, server: Explore
     page.run("document.querySelectorAll('#pins li')[2].querySelectorAll('button')[1].click()")  # remove variant 1
     page.wait()
     assert len(page.run(head)) == 5 and page.table(2) != page.table(1)
+
+
+def test_more_replicas_and_another_router_change_the_numbers(browser: Any, server: ExploreServer) -> None:
+    page = Page(browser, server)
+    alone = page.table()
+    assert page.slide("cluster.replicas", 1) == "2"
+    page.wait()
+    two = page.table()
+    assert two["mean_ttft_ms"] < alone["mean_ttft_ms"] and two["makespan"] < alone["makespan"]
+    page.type("cluster.router", "random")
+    page.wait()
+    assert page.table()["mean_ttft_ms"] != two["mean_ttft_ms"]
+    assert "means over 2 replicas" in page.run("return document.getElementById('tile-limit').textContent")
+    page.type("cluster.router", "sglang-cache-aware")
+    page.wait()
+    assert page.run("return document.getElementById('c-cluster.router.cache_threshold').placeholder") == "0.3"
+    assert page.severe() == []

@@ -94,6 +94,23 @@ def test_the_verdict_with_replications_is_that_of_sim_compare(server: ExploreSer
     assert verdict["pairs"].startswith("4 pairs of replications")
 
 
+def test_tiles_and_constraints_use_the_same_means_of_replications(server: ExploreServer, scenario: Path) -> None:
+    """The P99 TTFT of the first run is below the mean of four runs: a bound between them is missed everywhere."""
+    tree = read_scenario_file(scenario)
+    result = servesim.compare(tree, tree, replications=4, metrics=["p99_ttft_ms"])
+    mean, one_run = float(result.table.loc["p99_ttft_ms"]["a"]), servesim.run(tree).metrics["p99_ttft_ms"]
+    assert one_run < mean
+    bound = f"p99_ttft_ms <= {(one_run + mean) / 2:.0f}"
+    found = messages(server, {"settings": {}, "replications": 4, "subject_to": bound})
+    verdict, rates = one(found, "verdict"), one(found, "rates")
+    assert verdict["limits"] == f"Constraints, by the means of 4 replications: current misses {bound}."
+    tile = verdict["tiles"]["ttft"]
+    assert (float(tile["texts"][0].split()[0]) * 1000, tile["detail"]) == (
+        pytest.approx(mean, rel=0.01), "mean of 4 replications",
+    )  # fmt: skip
+    assert float(rates["loads"][0]["text"].split()[0]) < 4 and "4 at the rate of the scenario" in rates["caption"]
+
+
 def test_curves_over_the_rate_have_open_points_above_the_constraint(server: ExploreServer) -> None:
     state = {"settings": {}, "subject_to": "p99_ttft_ms <= 3000"}
     rates = one(messages(server, state), "rates")
@@ -273,6 +290,30 @@ def test_the_page_executes_no_policy_file(server: ExploreServer, tmp_path: Path)
         assert "executes only" in post(server.url, "scenario", body)[1]
     pinned = one(messages(server, {"pins": [{"settings": {"policy": f"{tmp_path}/mine.py:Mine"}}]}), "error")
     assert pinned["text"].startswith("baseline: policy.name")
+    assert not (tmp_path / "mine.executed").exists()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"cluster.router": "{file}:Mine"},
+        {"cluster.router.name": "{file}:Mine"},
+        {"cluster": "{{router: '{file}:Mine'}}"},
+        {"cluster.pools": "[{{name: a, policy: '{file}:Mine'}}]"},
+        {"cluster.pools": "[{{name: a}}, {{name: b, policy: {{name: '{file}:Mine'}}}}]"},
+        {"cluster.pools": "[{{name: a, policy: engine}}]"},
+    ],
+)
+def test_the_page_executes_no_router_and_no_policy_of_a_pool(
+    scenario: Path, tmp_path: Path, settings: dict[str, str]
+) -> None:
+    (tmp_path / "mine.py").write_text(POLICY_FILE)
+    named = {key: text.format(file=tmp_path / "mine.py") for key, text in settings.items()}
+    with pytest.raises(BadInput, match=r"^cluster\.\S+: .*the page executes only code that its scenario file names"):
+        Origin(str(scenario)).tree(Choice(settings=named))
+    own = tmp_path / "own.yaml"
+    own.write_text(f"cluster: {{router: {tmp_path}/mine.py:Mine}}\nworkload: {{contest: {{X: 20, T: 1}}}}\n")
+    assert Origin(str(own)).tree(Choice(settings={"cluster.replicas": "2"}))["cluster"]["replicas"] == 2
     assert not (tmp_path / "mine.executed").exists()
 
 

@@ -8,8 +8,9 @@ import pytest
 from servesim.config.registry import make_policy, preset
 from servesim.core import BlockPool, Policy, Request
 from servesim.costs.linear import LinearCost
+from servesim.engine.build import build_loop
 from servesim.engine.inbox import Inbox
-from servesim.engine.loop import Loop, build_loop
+from servesim.engine.loop import Loop
 from servesim.engine.server import Server
 from servesim.engine.simulated import SimulatedClock
 from servesim.policies.vllm_v0 import VLLM, VLLMChunked

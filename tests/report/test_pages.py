@@ -244,3 +244,27 @@ def test_a_prefix_cache_has_charts_of_its_hits_blocks_and_evictions(
     assert 20 < len(rates) <= 61 and 0 < max(rates) <= 100
     assert evicted == sorted(evicted) and evicted[-1] > 0
     check_page(browser, page, 1400, "cache_1400.png")
+
+
+def test_the_page_of_a_fleet_shows_each_replica(tmp_path: Path, browser: Any, capsys: Any) -> None:
+    tree = sweeps.base(
+        policy={"name": "vllm-v1"}, engine={"num_blocks": 400}, workload=sweeps.workload(60, 20.0),
+        cluster={"pools": [{"name": "big", "replicas": 2}, {"name": "<b>small", "engine": {"num_blocks": 100}}]},
+    )  # fmt: skip
+    (tmp_path / "fleet.json").write_text(json.dumps(tree), encoding="utf-8")
+    run, page = tmp_path / "run", tmp_path / "run" / "report.html"
+    assert sweeps.sim("run", tmp_path / "fleet.json", "-o", run) == 0
+    assert sweeps.sim("report", run) == 0
+    capsys.readouterr()
+    load = charts_of(page)["replica-load"]
+    assert [trace["name"] for trace in load["data"]] == ["big/0", "big/1", "&lt;b&gt;small/0"]
+    assert all(max(trace["y"]) > 0 and trace["y"][-1] == 0 for trace in load["data"])
+    result = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    check_page(browser, page, 1400, "fleet_1400.png")
+    check_page(browser, page, 800, "fleet_800.png")
+    script = (
+        "return [...document.querySelectorAll('#replicas tbody tr')].map(row => [...row.cells].map(c => c.innerText))"
+    )
+    rows = browser.execute_script(script)
+    assert [row[:2] for row in rows] == [[row["name"], str(row["requests"])] for row in result["replicas"]]
+    assert "Replicas: 3, router round-robin." in page_text(page)

@@ -45,7 +45,7 @@ def router_of(meta: dict[str, Any]) -> Router:
     if policy == "session":
         return StackSession(**knobs, urls=tuple(meta["urls"]))
     if policy.startswith("kv,"):
-        return DynamoKv(**knobs)
+        return DynamoKv(**knobs, use_kv_events=False)
     kinds = {
         "round_robin": SglangRoundRobin, "manual": SglangManual, "consistent_hashing": SglangConsistentHashing,
         "power_of_two": SglangPowerOfTwo, "roundrobin": StackRoundRobin,
@@ -115,11 +115,10 @@ def check(router: Router, request: Asked, fleet: Fleet, event: dict[str, Any]) -
             event["counts"],
         )
     if "match_blocks" in event:
-        matched, blocks = router.matched(request.text, fleet)
+        matched, blocks = router.matched(request, fleet)
         assert (list(matched.values()), blocks) == (event["match_blocks"], event["total_blocks"]), event
     if "logit" in event:
-        blocks = router.hashes(request)
-        assert [router.overlap(blocks, replica, fleet) for replica in fleet.present] == event["overlap_blocks"], event
+        assert [router.overlap(request, replica, fleet) for replica in fleet.present] == event["overlap_blocks"], event
         assert fleet.memory.prefill_tokens == event["active_prefill_tokens"], event
         cost = router.costs(request, fleet)[event["worker"]]
         assert cost == pytest.approx(event["logit"], abs=1e-9), event

@@ -27,8 +27,9 @@ from servesim.runs.intervals import (
     simulate_draws,
 )
 from servesim.runs.run_folder import read_run
-from servesim.runs.saturation import load_of
+from servesim.runs.saturation import ESTIMATE_ERROR, Load, estimated_load, load_of
 from servesim.runs.simulate import simulate
+from servesim.runs.text import show_run
 
 COST = LinearCost(prefill=0.02, prefill_token=1e-4, decode_step=0.02, decode_row=5e-4)
 LENGTHS = {"kind": "lognormal", "prompt": {"mean": 30, "sd": 20}, "output": {"mean": 20, "sd": 15}}
@@ -201,7 +202,43 @@ def test_requests_that_arrive_at_once_or_follow_others_have_no_distance_from_sat
     for workload in ({"arrivals": {"kind": "burst"}}, {"concurrency": 4}):
         lengths = {"kind": "fixed", "prompt": 16, "output": 10}
         scenario = scenario_from({"workload": {"requests": 40, "lengths": lengths, **workload}})
-        assert load_of(simulate(scenario, profile=profile_of()), profile_of()) is None
+        run = simulate(scenario, profile=profile_of())
+        assert load_of(run, profile_of(), 0.01) is None and estimated_load(run) is None
+
+
+@pytest.mark.parametrize(
+    "policy", [{"name": "vllm-v1", "max_num_seqs": 32, "async_scheduling": False}, {"name": "sglang"}, {"name": "vllm"}]
+)
+@pytest.mark.parametrize(("rate", "tokens"), [(2.0, 48_000), (12.0, 16_000)])
+def test_a_plain_run_estimates_its_load(policy: dict[str, Any], rate: float, tokens: int) -> None:
+    """Slots or blocks limit the batches; the burst of `load_of` shows the capacity."""
+    lengths = {"kind": "lognormal", "prompt": {"mean": 400, "sd": 200}, "output": {"mean": 150, "sd": 80}}
+    workload = {"requests": 300, "arrivals": {"kind": "poisson", "rate": rate}, "lengths": lengths}
+    engine = {"num_blocks": tokens if policy["name"] == "sglang" else tokens // 16}
+    scenario = scenario_from({"workload": workload, "policy": policy, "engine": engine, "profile": "h200-llama2-7b"})
+    run = simulate(scenario)
+    estimate, load = estimated_load(run), load_of(run, run.profile, 0.0)
+    assert estimate is not None and load is not None and estimate.rate == load.rate
+    assert estimate.capacity == pytest.approx(load.capacity, rel=ESTIMATE_ERROR)
+    assert estimate.describe_estimate() in show_run(run)
+
+
+def test_the_load_is_not_known_if_few_requests_fit_into_the_blocks() -> None:
+    lengths = {"kind": "fixed", "prompt": 400, "output": 100}
+    workload = {"requests": 30, "arrivals": {"kind": "poisson", "rate": 2.0}, "lengths": lengths}
+    for blocks, known in ((100, False), (400, True)):
+        run = simulate(
+            scenario_from({"workload": workload, "engine": {"num_blocks": blocks}, "policy": {"name": "vllm-v1"}})
+        )
+        assert (estimated_load(run) is not None) == known == ("% of saturation" in show_run(run))
+
+
+def test_an_estimate_near_saturation_says_that_ttft_cannot_be_predicted_well() -> None:
+    assert Load(4.8, 5.0).describe_estimate() == (
+        "load: 4.8 req/s, about 96 % of saturation; near saturation, TTFT cannot be predicted well; "
+        "estimated capacity 5 req/s"
+    )
+    assert Load(2.0, 5.0).describe_estimate() == ("load: 2 req/s, about 40 % of saturation; estimated capacity 5 req/s")
 
 
 @pytest.mark.parametrize(("measured", "distance"), [(64, 0.0), (32, 0.0), (16, 2.0), (4, 8.0)])
@@ -227,6 +264,25 @@ def test_intervals_include_the_bias_of_the_fit_on_held_out_steps() -> None:
     workload = {"requests": 32, "arrivals": {"kind": "burst"}, "lengths": lengths}
     low, high = limits(scenario_from({"workload": workload}), profile, "mean_tpot_ms")
     assert math.log((1 + high) / (1 + low)) == pytest.approx(2 * 1.96 * math.hypot(SESSION_SPREAD, 0.04), rel=0.05)
+
+
+def test_ttft_of_a_profile_without_measured_steps_has_a_spread_of_its_own() -> None:
+    """Every time is proportional to the step times here, so the spread of TTFT alone makes the difference."""
+    lengths = {"kind": "fixed", "prompt": 16, "output": 50}
+    scenario = scenario_from({"workload": {"requests": 32, "arrivals": {"kind": "burst"}, "lengths": lengths}})
+    profile = profile_of(uncertainty={"session": 0.05, "ttft": 0.1})
+    for metric, spread in (("mean_tpot_ms", 0.05), ("mean_ttft_ms", math.hypot(0.05, 0.1))):
+        low, high = limits(scenario, profile, metric)
+        assert math.log((1 + high) / (1 + low)) == pytest.approx(2 * 1.96 * spread, rel=0.05)
+
+
+def test_a_count_of_preemptions_is_random_even_if_all_draws_agree() -> None:
+    low, high = prediction_interval(100.0, [100.0] * 5, own=100**-0.5)
+    assert (low, high) == (
+        pytest.approx(100 * math.exp(-0.196), rel=1e-3),
+        pytest.approx(100 * math.exp(0.196), rel=1e-3),
+    )
+    assert prediction_interval(2.0, [0.0, 2.0, 4.0], own=2**-0.5)[1] > prediction_interval(2.0, [0.0, 2.0, 4.0])[1]
 
 
 def test_intervals_with_steps_in_flight_include_the_error_of_the_overlap() -> None:

@@ -27,7 +27,8 @@ const results = { // by the kind of the message
     const isTime = figure => figure.id === "time-breakdown";
     await Promise.all([drawCharts(by("time"), message.charts.filter(isTime)), drawCharts(by("charts"), message.charts.filter(figure => !isTime(figure)))]);
   },
-  verdict({ better, text, limits, pairs }) {
+  verdict({ better, text, limits, pairs, tiles, columns }) {
+    for (const [name, tile] of Object.entries(tiles)) showTile(name, tile, columns);
     by("better").textContent = HEADS[better] ?? (text ? "No significant difference" : "No baseline: pin one to compare");
     by("verdict-text").textContent = `${text} ${pairs}`;
     by("verdict-limits").textContent = limits;

@@ -23,7 +23,7 @@ from servesim.core import BadInput, Shape, StepCost
 from servesim.costs.derived import NoisyCost
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.costs.linear import LinearCost
-from servesim.costs.uncertainty import with_parameters
+from servesim.costs.uncertainty import MODEL_SPREAD, TTFT_SPREAD, with_parameters
 from servesim.runs.run_folder import write_run
 from servesim.runs.simulate import simulate
 
@@ -178,6 +178,8 @@ def test_command_writes_a_profile_that_loads(tmp_path: Path, capsys: pytest.Capt
     assert profile.cost.prefill == pytest.approx(START.prefill, rel=0.01)
     assert set(profile.about["fit"]["parameters"]) == set(FREE)
     assert len(profile.uncertainty.draws) == 24
+    assert (profile.uncertainty.session, profile.uncertainty.ttft) == (MODEL_SPREAD, TTFT_SPREAD)
+    assert profile.about["grid"]["decode_rows"] == [1, 24]  # of the fitted run with the larger batches
     shape = Shape(decode_rows=8, decode_live=8, context=1000)
     times = [with_parameters(profile.cost, draw).seconds(shape) for draw in profile.uncertainty.draws]
     assert float(np.mean(times)) == pytest.approx(profile.cost.seconds(shape), rel=0.01)

@@ -1,0 +1,311 @@
+"""Replicas that come and go: faults, restarts, and a rule that adds and removes replicas.
+
+A fault is an interrupt of the process of its replica. A replica that crashes loses its KV cache and all of its
+requests, and returns empty. The router sees which replicas are there only after `detect` seconds; a request that it
+sends to a replica that is gone fails at once. With `retry`, a request without a token is sent again; a client that has
+got a part of its answer gets an error. A request that no replica can take waits at the router.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Sequence
+from heapq import heapify, heappop, heappush
+from typing import Any, Callable, Final, Optional
+
+import simpy
+from servesim.core import Request, Shape, StepCost
+from servesim.core.request import reset_request
+from servesim.routers.router import Router
+
+from .changes import Changes, Fault, Scaling
+from .fleet import LAST, NO_REPLICA, Ask, Fleet
+from .loop import Loop
+from .replica import Replica
+
+START: Final = "start"  # cause of an interrupt
+
+
+class Slowed(StepCost):
+    """The times of another cost model, multiplied by a factor."""
+
+    def __init__(self, cost: StepCost, factor: float) -> None:
+        self.cost = cost
+        self.factor = factor
+
+    @property
+    def deterministic(self) -> bool:
+        return self.cost.deterministic
+
+    def seconds(self, shape: Shape) -> float:
+        return self.factor * self.cost.seconds(shape)
+
+    def decode(self, rows: int, live: int, context: int) -> float:
+        line = self.linear_in_context(rows, live)
+        return self.factor * self.cost.decode(rows, live, context) if line is None else line[0] + line[1] * context
+
+    def linear_in_context(self, rows: int, live: int) -> Optional[tuple[float, float]]:
+        line = self.cost.linear_in_context(rows, live)
+        return None if line is None else (self.factor * line[0], self.factor * line[1])
+
+
+class ChangingFleet(Fleet):
+    """A fleet whose replicas come and go. `rebuild` returns a new loop for a replica."""
+
+    def __init__(
+        self, replicas: Sequence[Replica], router: Router, requests: Sequence[Request], ask: Ask, seed: int,
+        staleness: float, rebuild: Callable[[int], Loop], changes: Changes,
+    ) -> None:  # fmt: skip
+        super().__init__(replicas, router, requests, ask, seed, staleness)
+        if self._is_static:
+            for replica in replicas:
+                self._attach(replica.loop)
+        self._is_static, self._is_coupled = False, True
+        self._rebuild = rebuild
+        self._changes = changes
+        self._times = [fault.at for fault in changes.faults]  # heap of the times of changes
+        heapify(self._times)
+        self._tick = math.inf if changes.scaling is None else changes.scaling.interval  # next decision of the rule
+        self._alive = set(range(len(replicas) if changes.scaling is None else changes.scaling.min))
+        self._draining: set[int] = set()  # these get no more requests
+        self._returning: set[int] = set()  # these are gone, and come back by themselves
+        self._outside: list[Request] = []  # requests that no replica can take
+        self._paid_since = dict.fromkeys(self._alive, 0.0)
+        self.replica_seconds = 0.0  # from the order of a replica to its removal
+        self.retried = 0
+        self.present = sorted(self._alive)
+        for fault in changes.faults:
+            self._env.process(self._run_fault(fault))
+        if changes.scaling is not None:
+            self._env.process(self._run_scaling(changes.scaling))
+
+    def run(self) -> float:
+        """Run until all requests are done or lost. Return the time."""
+        super().run()
+        self.replica_seconds += sum([self.now - since for since in self._paid_since.values()])
+        return self.now
+
+    def metrics(self) -> dict[str, Any]:
+        return {"replica_seconds": self.replica_seconds, "retried": self.retried}
+
+    # Faults
+
+    def _run_fault(self, fault: Fault) -> Generator[simpy.Event, Any, None]:
+        yield from self._sleep(fault.at)
+        heappop(self._times)
+        if fault.kind != "slow":
+            self._replica_processes[fault.replica].interrupt(fault)
+            return
+        cost = self._change_cost(fault.replica, None, fault.factor)
+        if fault.recover is not None:
+            heappush(self._times, fault.at + fault.recover)
+            yield from self._sleep(fault.at + fault.recover)
+            heappop(self._times)
+            self._change_cost(fault.replica, cost, 1.0)
+
+    def _change_cost(self, number: int, cost: Optional[StepCost], factor: float) -> StepCost:
+        """Change the step times of a replica: multiply them by a factor, or use a cost model. Return the old one."""
+        replica = self.replicas[number]
+        replica.run_held(self._env.now)
+        clock: Any = replica.loop.clock
+        old: StepCost = clock.cost
+        clock.change_cost(Slowed(old, factor) if cost is None else cost)
+        self._replica_processes[number].interrupt()
+        return old
+
+    def _run_replica(self, number: int) -> Generator[simpy.Event, Any, None]:
+        replica = self.replicas[number]
+        if number not in self._alive:
+            yield from self._stay_away(number, math.inf)
+        pause: Optional[float] = None  # of a replica that drains
+        while True:
+            replica.loop.expects = self._next_arrival() < math.inf
+            self._running = replica
+            time = replica.run_until(self._horizon(number))
+            self._running = None
+            if self._followers:
+                self._release()
+            is_drained = number in self._draining and replica.is_empty
+            cause = yield from self._sleep(replica.loop.now if is_drained else time, LAST + number)
+            if isinstance(cause, Fault) and cause.kind == "crash":
+                self._crash(number)
+                yield from self._stay_away(number, self._after(cause.recover))
+            elif isinstance(cause, Fault):
+                pause = cause.recover
+                self._drain(number)
+            elif is_drained and replica.is_empty and replica.loop.now <= self._env.now:
+                if pause is None:
+                    self._stop_paying(number)
+                self._leave(number)
+                yield from self._stay_away(number, self._after(pause))
+                pause = None
+
+    def _after(self, seconds: Optional[float]) -> float:
+        return math.inf if seconds is None else self._env.now + seconds
+
+    def _stay_away(self, number: int, until: float) -> Generator[simpy.Event, Any, None]:
+        """Wait until a replica comes back, by itself or because the rule starts it; then start it without requests."""
+        if until < math.inf:
+            self._returning.add(number)
+        while self._env.now < until:
+            cause = yield from self._sleep(until)
+            if cause == START and self._changes.scaling is not None:
+                until = self._env.now + self._changes.scaling.start_up
+        loop = self._rebuild(number)
+        self.loops.append(loop)
+        self.share_totals(loop)
+        self._attach(loop)
+        self.replicas[number].replace(loop, self._env.now)
+        self._returning.discard(number)
+        self._alive.add(number)
+        self._notice(self._changes.detect)
+
+    def _drain(self, number: int) -> None:
+        self._draining.add(number)
+        self._notice(0.0)
+
+    def _leave(self, number: int) -> None:
+        self._alive.discard(number)
+        self._draining.discard(number)
+
+    def _crash(self, number: int) -> None:
+        """Take all requests from a replica; send them again, or lose them."""
+        now, replica = self._env.now, self.replicas[number]
+        replica.run_held(now)
+        requests = self._take_requests(number, replica.loop, now)
+        self._leave(number)
+        self._notice(self._changes.detect)
+        self._tell_router(now)
+        for request in requests:
+            if request.first_token is not None and request.first_token <= now:
+                self._lose(request, now, "its replica crashed while it answered")
+            elif not self._changes.retry:
+                self._lose(request, now, "its replica crashed")
+            else:
+                self._send_again(request, now)
+        self._wake_router()
+
+    def _take_requests(self, number: int, loop: Loop, now: float) -> list[Request]:
+        """Take the requests that are not done now. The results of the step that runs now are lost."""
+        undone = [request for time, request in self._ended if time > now and self.replica_of[request.id] == number]
+        for request in undone:
+            self._take_back_followers(request)
+        running = [request for request in loop.server.all_requests() if request.status != "done"]
+        for request in running:
+            loop.abort(request, now, "its replica crashed")
+        taken = [*running, *undone, *loop._unreported, *loop.inbox.take_all()]
+        ids = {request.id for request in taken}
+        self._ended[:] = [end for end in self._ended if end[1].id not in ids]
+        self._ended.extend([(now, request) for request in taken])
+        return taken
+
+    def _take_back_followers(self, request: Request) -> None:
+        """Undo the end of a request for those that follow it."""
+        followers = [entry[2] for entry in self._released if entry[2].follows == request.id]
+        if followers:
+            self._followers[request.id] = followers
+            self._released = [entry for entry in self._released if entry[2].follows != request.id]
+            heapify(self._released)
+
+    def _send_again(self, request: Request, now: float) -> None:
+        """Bring a request to the router again, as it was sent."""
+        reset_request(request)
+        request.arrival = request.visible_at = request.received = request.state_since = now
+        heappush(self._released, (now, request.serial, request))
+        self.retried += 1
+
+    def _lose(self, request: Request, now: float, reason: str) -> None:
+        """End a request without an answer."""
+        request.status, request.outcome, request.reason = "done", "lost", reason
+        request.finish = request.client_end = now
+        if request.first_token is not None and request.first_token > now:
+            request.first_token = None
+        self._release_followers(request, now)
+
+    # What the router sees
+
+    def _notice(self, delay: float) -> None:
+        """Let the router see which replicas are there, after some seconds."""
+        if delay:
+            self._env.process(self._notice_later(delay))
+            return
+        self.present = sorted(self._alive - self._draining)
+        if self.present and self._outside:
+            now, waiting = self._env.now, self._outside
+            self._outside = []
+            for request in waiting:
+                request.arrival = request.visible_at = request.state_since = now
+                heappush(self._released, (now, request.serial, request))
+            self._wake_router()
+
+    def _notice_later(self, delay: float) -> Generator[simpy.Event, Any, None]:
+        yield self._env.timeout(delay)
+        self._notice(0.0)
+
+    def _route(self, request: Request) -> int:
+        if self.present:
+            number = self._choose(False, request)
+            if number in self._alive:
+                return number
+            self.router.ended(self.memory, self._asked.pop(request.id), number)
+            self._without_token.pop(request.id, None)
+            if not self._changes.retry:
+                self._lose(request, self._env.now, "its replica was gone")
+                return NO_REPLICA
+            self.retried += 1
+            alive = [number for number in self.present if number in self._alive]
+            if alive:
+                return self._choose(False, request, alive)
+        self._outside.append(request)
+        return NO_REPLICA
+
+    def _wake(self, number: int) -> None:
+        if number in self._alive:
+            super()._wake(number)
+
+    def _horizon(self, number: int) -> float:
+        change = min(self._times[0], self._tick) if self._times else self._tick
+        return min(super()._horizon(number), change)
+
+    def _finish(self) -> None:
+        """Lose the requests that no replica could take, and those that follow them."""
+        while self._outside or self._released:
+            request = self._outside.pop() if self._outside else heappop(self._released)[2]
+            self._lose(request, max(request.sent, self.now), "no replica was left")
+        for number in self._alive:
+            self.replicas[number].finish()
+
+    # The rule that adds and removes replicas
+
+    def _run_scaling(self, scaling: Scaling) -> Generator[simpy.Event, Any, None]:
+        while self._has_work():
+            yield from self._sleep(self._tick)
+            self._scale(scaling)
+            self._tick = self._env.now + scaling.interval
+        self._tick = math.inf
+
+    def _has_work(self) -> bool:
+        """Whether requests will come, or are there and can be served."""
+        if self._next_arrival() < math.inf or any(not self.replicas[number].is_empty for number in self._alive):
+            return True
+        return bool(self._outside)
+
+    def _scale(self, scaling: Scaling) -> None:
+        """Order a replica, or let one drain."""
+        serving = sorted(self._alive - self._draining)
+        stopped = [n for n in range(len(self.replicas)) if n not in self._alive and n not in self._returning]
+        waiting = len(self._outside)
+        for number in serving:
+            loop = self.replicas[number].loop
+            waiting += len(loop.server.waiting) + len(loop.inbox)
+        if waiting > scaling.target_queue * len(serving):
+            if stopped and not self._returning and len(serving) < scaling.max:
+                self._returning.add(stopped[0])
+                self._paid_since.setdefault(stopped[0], self._env.now)
+                self._replica_processes[stopped[0]].interrupt(START)
+        elif not waiting and len(serving) > scaling.min and not self._returning:
+            self._drain(serving[-1])
+            self._replica_processes[serving[-1]].interrupt()
+
+    def _stop_paying(self, number: int) -> None:
+        self.replica_seconds += self._env.now - self._paid_since.pop(number, self._env.now)

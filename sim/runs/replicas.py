@@ -1,0 +1,126 @@
+"""The replicas of a run: the metrics of each one, how evenly the load is spread, and which one served a request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from servesim.core import Request
+from servesim.engine.fleet import Fleet
+from servesim.engine.replica import Replica
+
+from .request_rows import COLUMNS as REQUEST_COLUMNS
+from .request_rows import request_row
+
+REPLICA = "replica"  # column of requests.csv
+SHOWN = 8  # replicas in a printed table
+COLUMNS = {  # of a printed table: the key of a row -> its head, and what a value is multiplied with
+    "name": ("replica", 1), "requests": ("requests", 1), "output_throughput": ("tok/s", 1),
+    "mean_ttft_ms": ("TTFT ms", 1), "prefix_hit_rate": ("hits %", 100), "busy": ("busy %", 100),
+    "peak_kv_usage": ("peak KV %", 100), "preemptions": ("preempted", 1),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """The replicas of a fleet with more than one."""
+
+    rows: Sequence[Mapping[str, Any]]  # metrics of each replica; None: it has no such value
+    replica_of: Mapping[Any, int]  # by the id of a request
+    transfers: Mapping[str, float]  # metrics of the copies between prefill and decode replicas; empty without them
+
+    def name_of(self, request: Request) -> str:
+        """Return the replica that served a request; empty if the router did not send it."""
+        number = self.replica_of.get(request.id)
+        return "" if number is None else str(self.rows[number]["name"])
+
+    @property
+    def busiest(self) -> Mapping[str, Any]:
+        """The row of the replica with the longest time in model calls."""
+        return max(self.rows, key=lambda row: float(row["busy_s"]))
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The keys of result.json that only a fleet has."""
+        return {
+            "busy_imbalance": imbalance([row["busy_s"] for row in self.rows]),
+            "request_imbalance": imbalance([row["requests"] for row in self.rows]),
+            **self.transfers,
+            "replicas": [dict(row) for row in self.rows],
+        }
+
+
+def request_table(
+    requests: Sequence[Request], replicas: Optional[Replicas]
+) -> tuple[Sequence[str], Iterator[tuple[Any, ...]]]:
+    """Return the columns and the rows of requests.csv; those of a fleet have the replica."""
+    if replicas is None:
+        return REQUEST_COLUMNS, map(request_row, requests)
+    return (*REQUEST_COLUMNS, REPLICA), ((*request_row(request), replicas.name_of(request)) for request in requests)
+
+
+def imbalance(loads: Sequence[float]) -> float:
+    """Return the largest load relative to the mean; 1 if all are equal."""
+    return max(loads) * len(loads) / sum(loads) if sum(loads) else 1.0
+
+
+def replicas_of(fleet: Fleet, requests: Sequence[Request], makespan: float) -> Optional[Replicas]:
+    """Return the replicas of a fleet that has run; None for one replica, which is a server as any other."""
+    if len(fleet.replicas) == 1:
+        return None
+    served: list[list[Request]] = [[] for _ in fleet.replicas]
+    for request in requests:
+        number = fleet.replica_of.get(request.id)
+        if number is not None:
+            served[number].append(request)
+    rows = [replica_row(each, fleet.now, served[number], makespan) for number, each in enumerate(fleet.replicas)]
+    copies = fleet.transfers
+    transfers = {} if copies is None else {
+        "transfers": copies.count, "transfer_s": copies.seconds, "transfer_bytes": copies.bytes,
+    }  # fmt: skip
+    return Replicas(rows, fleet.replica_of, transfers)
+
+
+def replica_row(replica: Replica, end: float, served: Sequence[Request], makespan: float) -> dict[str, Any]:
+    """Return the metrics of one replica in a run until `end`."""
+    server = replica.server
+    done = [request for request in served if request.outcome == "finished"]
+    waits = [request.first_token - request.sent for request in done if request.first_token is not None]
+    busy = max(0.0, replica.loop.now - replica.idle_s)
+    stats = None if server.prefix_cache is None else server.prefix_cache.stats
+    return {
+        "name": server.name,
+        "requests": replica.sent,
+        "completed": len(done),
+        "output_throughput": sum(request.written for request in done) / makespan if makespan > 0 else 0.0,
+        "mean_ttft_ms": 1e3 * sum(waits) / len(waits) if waits else None,
+        "prefix_hit_rate": None if stats is None or not stats.requests else stats.hits / max(1, stats.queries),
+        "busy_s": busy,
+        "busy": busy / end if end else 0.0,
+        "peak_kv_usage": server.kv_use.peak_blocks / server.pool.total if server.policy.uses_block_pool else None,
+        "preemptions": sum(request.preemptions for request in served),
+        "model_calls": replica.loop.calls,
+    }
+
+
+def replica_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the table of replicas that `sim run` prints; that of a large fleet is cut."""
+    shown = shown_columns(rows)
+    cells = [[COLUMNS[key][0] for key in shown], *([cell_text(row, key) for key in shown] for row in rows[:SHOWN])]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    lines = ["  ".join(map(str.rjust, line, widths)) for line in cells]
+    return [*lines, *([f"and {len(rows) - SHOWN} more"] if len(rows) > SHOWN else [])]
+
+
+def shown_columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the columns of a table of replicas: those with a value."""
+    return [key for key in COLUMNS if any(row.get(key) is not None for row in rows)]
+
+
+def cell_text(row: Mapping[str, Any], key: str) -> str:
+    """Return a value of a replica as text."""
+    value, factor = row.get(key), COLUMNS[key][1]
+    if value is None:
+        return "-"
+    return f"{factor * value:.1f}" if isinstance(value, float) else str(value)

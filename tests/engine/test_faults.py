@@ -1,0 +1,174 @@
+"""Replicas that crash, restart, become slow, or are added and removed: no request and no block is lost silently."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from servesim.config.scenario import scenario_from
+from servesim.core import BadInput, ClientRequest
+from servesim.costs.device_profile import load_profile
+from servesim.routers import ROUTERS
+from servesim.runs.build import copy_requests
+from servesim.runs.fleet import build_fleet
+from servesim.runs.simulate import Run, simulate
+from servesim.traces.trace import Trace
+
+from .test_fleet import POLICIES, make_trace, times, tree
+
+ENDS = ("finished", "lost", "refused", "unanswered")
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw a cluster with faults or a rule that adds and removes replicas."""
+    replicas = draw(st.integers(1, 4))
+    time = st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.0, 5.0]) | st.floats(0, 6)
+    fault = st.fixed_dictionaries(
+        {
+            "at": time,
+            "replica": st.integers(0, replicas - 1),
+            "kind": st.sampled_from(["crash", "crash", "restart", "slow"]),
+        },
+        optional={"recover": time, "factor": st.sampled_from([0.5, 3.0])},
+    )
+    cluster: dict[str, Any] = {
+        "router": draw(st.sampled_from(sorted(ROUTERS))),
+        "faults": draw(st.lists(fault, max_size=6)),
+        "retry": draw(st.booleans()),
+        "detect": draw(st.sampled_from([0.0, 0.3])),
+    }
+    if draw(st.booleans()):
+        return {**cluster, "replicas": replicas}
+    scaling = {"min": draw(st.integers(1, replicas)), "max": replicas, "interval": 0.5}
+    return {**cluster, "autoscale": {**scaling, "target_queue": 1, "start_up": draw(st.sampled_from([0.0, 1.0]))}}
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    cluster=clusters(), policy=st.sampled_from(POLICIES), seed=st.integers(0, 99), follow=st.sampled_from([0.0, 0.4])
+)
+def test_every_request_ends_and_no_block_is_held(
+    cluster: dict[str, Any], policy: dict[str, Any], seed: int, follow: float
+) -> None:
+    scenario, trace = scenario_from(tree(policy, cluster)), make_trace(seed, 60, 30.0, follow)
+    assert scenario.cluster is not None
+    requests = copy_requests(trace.requests)
+    profile = load_profile(scenario.profile)
+    fleet, _ = build_fleet(scenario, scenario.cluster, requests, [], True, profile)
+    fleet.run()
+    for request in requests:
+        assert request.status == "done" and request.outcome in ENDS, request
+        assert request.client_end is not None and request.client_end >= request.sent
+        assert request.outcome == "finished" or request.reason
+    for loop in fleet.loops:
+        loop.server.check()
+        assert loop.server.pool.held == sum(request._blocks for request in loop.server.finished)
+        assert all(request.status == "done" for request in loop.server.all_requests())
+        assert not len(loop.inbox)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    cluster=clusters(), policy=st.sampled_from(POLICIES), seed=st.integers(0, 99), follow=st.sampled_from([0.0, 0.4])
+)
+def test_fast_forward_changes_no_time(
+    cluster: dict[str, Any], policy: dict[str, Any], seed: int, follow: float
+) -> None:
+    scenario, trace = scenario_from(tree(policy, cluster)), make_trace(seed, 50, 30.0, follow)
+    fast, slow = (simulate(scenario, trace, fast_forward=on) for on in (True, False))
+    assert times(fast) == times(slow)
+    assert fast.fleet == slow.fleet
+
+
+def run(cluster: dict[str, Any], requests: list[ClientRequest]) -> Run:
+    return simulate(scenario_from(tree(POLICIES[0], cluster)), Trace(requests, "made", "synth"))
+
+
+def test_a_fault_after_the_last_request_changes_nothing() -> None:
+    trace = make_trace(3, 60)
+    for router in ("round-robin", "vllm-dp"):
+        cluster = {"replicas": 3, "router": router}
+        plain = simulate(scenario_from(tree(POLICIES[0], cluster)), trace)
+        later = [{"at": 1000, "replica": 1, "recover": 1}]
+        assert times(simulate(scenario_from(tree(POLICIES[0], {**cluster, "faults": later})), trace)) == times(plain)
+
+
+def test_requests_of_a_crashed_replica_are_sent_again_or_lost() -> None:
+    requests = [ClientRequest(0, 0.0, 100, 1000), ClientRequest(1, 0.99, 100, 10)]  # one answers, one has no token
+    cluster = {"pools": [{"name": "a", "replicas": 2}], "router": "sticky", "faults": [{"at": 1.0, "replica": 0}]}
+    requests = [ClientRequest(r.id, r.arrival, r.prompt, r.output, session="s") for r in requests]
+    answers, waits = run({**cluster, "retry": True}, requests).requests
+    if answers.outcome == "finished":  # the session went to the other replica
+        cluster["faults"] = [{"at": 1.0, "replica": 1}]
+        answers, waits = run({**cluster, "retry": True}, requests).requests
+    assert (answers.outcome, answers.reason) == ("lost", "its replica crashed while it answered")
+    assert (waits.outcome, waits.sent, waits.scheduled) == ("finished", 0.99, 1.0)
+    answers, waits = run({**cluster, "retry": False}, requests).requests
+    assert (waits.outcome, waits.reason, waits.client_end) == ("lost", "its replica crashed", 1.0)
+
+
+def test_without_a_replica_requests_wait_until_one_returns() -> None:
+    requests = [ClientRequest(0, 2.0, 100, 10)]
+    fault = {"at": 1.0, "replica": 0, "kind": "crash"}
+    (waited,) = run({"faults": [{**fault, "recover": 4.0}]}, requests).requests
+    assert (waited.outcome, waited.sent, waited.scheduled) == ("finished", 2.0, 5.0)
+    (lost,) = run({"faults": [fault]}, requests).requests
+    assert (lost.outcome, lost.reason) == ("lost", "no replica was left")
+
+
+def test_a_router_that_has_not_noticed_sends_to_a_replica_that_is_gone() -> None:
+    requests = [ClientRequest(number, 2.0 + number, 100, 10) for number in range(4)]
+    cluster = {"replicas": 2, "faults": [{"at": 1.0, "replica": 1}], "detect": 2.5}
+    assert run(cluster, requests).fleet["retried"] == 1  # at 3.0 s; at 3.5 s the router knows
+    outcomes = [request.outcome for request in run({**cluster, "retry": False}, requests).requests]
+    assert outcomes == ["finished", "lost", "finished", "finished"]
+
+
+def test_a_crashed_replica_returns_without_its_prefix_cache() -> None:
+    content = make_trace(1, 1).requests[0].content
+    requests = [ClientRequest(n, 2.0 * n, content.ends[-1], 2, content=content) for n in range(4)]
+    cached = [
+        request.cached_tokens > 0
+        for request in run({"faults": [{"at": 3.0, "replica": 0, "recover": 0.5}]}, requests).requests
+    ]
+    assert cached == [False, True, False, True]
+
+
+def test_a_slow_replica_has_longer_steps_until_it_recovers() -> None:
+    requests = [ClientRequest(number, 10.0 * number, 100, 10) for number in range(3)]
+    fault = {"at": 5.0, "replica": 0, "kind": "slow", "factor": 2.0, "recover": 10.0}
+    first, second, third = (r.client_end - r.sent for r in run({"faults": [fault]}, requests).requests)
+    assert second == pytest.approx(2 * first)
+    assert third == pytest.approx(first)
+
+
+def test_a_restart_loses_nothing() -> None:
+    requests = [ClientRequest(number, 0.1 * number, 100, 50) for number in range(60)]
+    faults = [{"at": 1.0 + 2 * n, "replica": n, "kind": "restart", "recover": 1.0} for n in range(3)]
+    done = run({"replicas": 3, "faults": faults}, requests)
+    assert done.result()["outcomes"] == {"finished": 60}
+    assert done.fleet["retried"] == 0
+
+
+def test_the_rule_adds_replicas_for_a_queue_and_removes_them_after_it() -> None:
+    requests = [ClientRequest(number, 0.05 * number, 100, 50) for number in range(200)]
+    requests += [ClientRequest(200 + number, 30.0 + number, 100, 5) for number in range(10)]
+    rule = {"min": 1, "max": 3, "interval": 1.0, "start_up": 2.0, "target_queue": 4}
+    scaled = run({"router": "least-requests", "autoscale": rule}, requests)
+    alone = run({"router": "least-requests", "autoscale": {**rule, "max": 1}}, requests)
+    assert scaled.result()["mean_ttft_ms"] < alone.result()["mean_ttft_ms"]
+    assert alone.fleet["replica_seconds"] == alone.end
+    assert scaled.end < scaled.fleet["replica_seconds"] < 2 * scaled.end  # paid only while they are there
+
+
+def test_wrong_faults_are_refused() -> None:
+    for cluster, text in (
+        ({"replicas": 2, "faults": [{"at": 1, "replica": 2}]}, "faults of replicas 0 to 1, got replica 2"),
+        ({"replicas": 2, "autoscale": {"max": 4}}, "autoscale without replicas and pools"),
+        ({"autoscale": {"min": 5, "max": 4}}, "min of at most max"),
+    ):
+        with pytest.raises(BadInput, match=text):
+            scenario_from(tree(POLICIES[0], cluster))

@@ -1,0 +1,161 @@
+"""Replicas behind a router: their steps are those of servers that get the same requests without a router."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import pytest
+from servesim.config.scenario import scenario_from
+from servesim.core import ClientRequest
+from servesim.core.content import content_of_pieces
+from servesim.routers import ROUTERS, Asked, Fleet, Router
+from servesim.runs.simulate import Run, simulate
+from servesim.testing import TIMES
+from servesim.traces.trace import Trace
+
+COST = {"prefill": 0.005, "prefill_token": 6e-5, "decode_step": 0.015, "decode_row": 5e-5, "context": 1.2e-7}
+POLICIES: list[dict[str, Any]] = [
+    {"name": "vllm-v1", "max_num_seqs": 8},
+    {"name": "vllm-v1", "async_scheduling": False, "enable_prefix_caching": False},
+    {"name": "sglang", "max_running_requests": 8},
+    {"name": "llm-serving", "decode_batch": 8},
+    {"name": "mindie"},
+    {"name": "vllm"},
+]
+LEARNING = ["least-requests", "power-of-two", "vllm-dp", "llm-d", "dynamo-kv", "sglang-cache-aware", "sticky"]
+
+
+def make_trace(seed: int, requests: int = 150, rate: float = 40.0, follow: float = 0.0) -> Trace:
+    """Return random requests; some share a prefix, some have a session, and some follow another one."""
+    rng, now, made = random.Random(seed), 0.0, []
+    for number in range(requests):
+        now += rng.expovariate(rate)
+        prompt, group = rng.randint(1, 200), rng.randint(0, 5)
+        content = content_of_pieces([(f"system {group}", 64), (("own", number), prompt)])
+        follows = rng.randrange(number) if number and rng.random() < follow else None
+        made.append(
+            ClientRequest(
+                number, now, 64 + prompt, rng.randint(1, 60), session=f"user {group}", content=content, follows=follows,
+                think_time=None if follows is None else rng.choice([0.0, 0.01, 0.5]),
+            )
+        )  # fmt: skip
+    return Trace(made, "random", "synth")
+
+
+def tree(policy: dict[str, Any], cluster: Optional[dict[str, Any]] = None) -> dict[str, Any]:
+    """Return a scenario with few blocks."""
+    scenario = {"policy": policy, "engine": {"num_blocks": 120, "block_size": 16}, "profile": COST}
+    return scenario if cluster is None else {**scenario, "cluster": cluster}
+
+
+def times(run: Run) -> dict[Any, tuple[Any, ...]]:
+    """Return all times of each request."""
+    return {request.id: (request.sent, *TIMES(request), request.cached_tokens) for request in run.requests}
+
+
+def seconds(run: Run) -> dict[Any, tuple[float, ...]]:
+    """Return the sums of seconds of each request. They have a rounding error if steps are split differently."""
+    return {request.id: (request.queued, request.prefilling, request.decoding) for request in run.requests}
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: "-".join(map(str, policy.values())))
+def test_one_replica_equals_no_cluster(policy: dict[str, Any]) -> None:
+    for follow in (0.0, 0.4):
+        trace = make_trace(1, 40, follow=follow)
+        alone = simulate(scenario_from(tree(policy)), trace)
+        for router in ROUTERS:
+            run = simulate(scenario_from(tree(policy, {"replicas": 1, "router": router})), trace)
+            assert times(run) == times(alone), router
+            assert {key: pytest.approx(value) for key, value in seconds(alone).items()} == seconds(run), router
+            assert run.result() == alone.result(), router
+
+
+@pytest.mark.parametrize("policy", POLICIES[:4], ids=lambda policy: policy["name"])
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_round_robin_equals_separate_runs_of_the_split_trace(policy: dict[str, Any], replicas: int) -> None:
+    trace = make_trace(2)
+    run = simulate(scenario_from(tree(policy, {"replicas": replicas})), trace)
+    parts = [
+        simulate(scenario_from(tree(policy)), Trace(trace.requests[part::replicas], "random", "synth"))
+        for part in range(replicas)
+    ]
+    assert times(run) == {key: value for part in parts for key, value in times(part).items()}
+    assert run.calls == sum(part.calls for part in parts)
+    assert run.prompt_tokens_computed == sum(part.prompt_tokens_computed for part in parts)
+
+
+@dataclass
+class Choices:
+    """Notes which replica served each request."""
+
+    every_step = False
+
+    def __post_init__(self) -> None:
+        self.by_server: dict[int, list[Any]] = {}
+
+    def on_step_start(self, server: Any, step: Any, arrived: list[Any]) -> None:
+        self.by_server.setdefault(id(server), []).extend(request.id for request in arrived)
+
+    def replica_of(self, id: Any) -> int:
+        """Return the replica of a request; the first one that served a request is 0."""
+        return next(number for number, ids in enumerate(self.by_server.values()) if id in ids)
+
+    def on_step_end(self, server: Any, step: Any, now: float, finished: list[Any]) -> None:
+        """Nothing to note."""
+
+
+@pytest.mark.parametrize("router", LEARNING)
+def test_the_requests_of_each_replica_in_a_separate_run_have_the_same_times(router: str) -> None:
+    policy, trace, seen = POLICIES[0], make_trace(3), Choices()
+    run = simulate(scenario_from(tree(policy, {"replicas": 3, "router": router})), trace, [seen])
+    assert len(seen.by_server) > 1
+    expected = {}
+    for ids in seen.by_server.values():
+        part = Trace([request for request in trace.requests if request.id in set(ids)], "random", "synth")
+        expected.update(times(simulate(scenario_from(tree(policy)), part)))
+    assert times(run) == expected
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: "-".join(map(str, policy.values())))
+@pytest.mark.parametrize("follow", [0.0, 0.4], ids=["open", "followers"])
+def test_fast_forward_changes_no_time(policy: dict[str, Any], follow: float) -> None:
+    for router in ("round-robin", *LEARNING):
+        scenario = scenario_from(tree(policy, {"replicas": 4, "router": router}))
+        trace = make_trace(4, 120, 80.0, follow)
+        fast, slow = (simulate(scenario, trace, fast_forward=fast_forward) for fast_forward in (True, False))
+        assert times(fast) == times(slow), router
+        assert fast.calls == slow.calls
+
+
+def test_a_request_that_follows_another_one_may_go_to_another_replica() -> None:
+    requests = [
+        ClientRequest(0, 0.0, 100, 10), ClientRequest(1, 0.0, 100, 200),
+        ClientRequest(2, 0.0, 100, 10, follows=1, think_time=1.0),
+    ]  # fmt: skip
+    seen = Choices()
+    scenario = scenario_from(tree(POLICIES[0], {"replicas": 2}))
+    run = simulate(scenario, Trace(requests, "made", "synth"), [seen])
+    first, second, third = run.requests
+    assert sorted(seen.by_server.values()) == [[0, 2], [1]]
+    assert third.sent == second.client_end + 1.0
+    assert third.client_end - third.sent == pytest.approx(first.client_end)  # alone on its replica
+
+
+class LeastReported(Router):
+    """The first replica with the fewest requests by its last report."""
+
+    def choices(self, request: Asked, fleet: Fleet) -> list[int]:
+        loads = [replica.waiting + replica.running for replica in fleet.memory.reported]
+        return [loads.index(min(loads))]
+
+
+def test_old_reports_send_a_burst_to_one_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ROUTERS, "reported", LeastReported)
+    requests = [ClientRequest(number, 0.03 * number, 100, 50) for number in range(12)]
+    for staleness, expected in ((0.0, [0, 1, 2, 3]), (0.1, [0, 0, 0, 0, 1, 1, 1, 1]), (10.0, [0] * 12)):
+        seen = Choices()
+        cluster = {"replicas": 4, "router": "reported", "staleness": staleness}
+        simulate(scenario_from(tree(POLICIES[0], cluster)), Trace(requests, "made", "synth"), [seen])
+        assert [seen.replica_of(request.id) for request in requests][: len(expected)] == expected
