@@ -15,7 +15,9 @@ attention is
 - The products of experts have few tokens each: what they compute is not hidden by the reading of their weights.
 - A row has programs of the attention kernels for each layer and KV head; a mixed step has one more kernel per layer.
 - Tensor parallelism divides weights, FLOPs, KV cache and heads, and adds two all-reduces per layer: an exchange of all
-  data at once, or of parts and then of their sums, whichever is faster.
+  data at once, or of parts and then of their sums, whichever is faster. Each one also computes the norm after it.
+- A probe measures kernels. A server has more work in each step, pads steps to other sizes, and compiles the kernels of
+  experts when it first uses them.
 """
 
 from __future__ import annotations
@@ -43,6 +45,10 @@ KERNEL_FLOPS = 5e9  # what a device could compute in the time of a small kernel:
 VALUES = 12  # of the hidden state that norms and residuals of a layer read and write for a token
 ALL_REDUCE = 5e-6  # seconds of a small all-reduce between two devices
 MORE_DEVICES = 2.5e-6  # added by each further doubling of the devices, from open runs with 4 and 8: 0 to 5, 3.6 to 7.6
+NORMS = 2  # of a layer: kernels that tensor parallelism saves, by open runs with 2 to 8 devices
+SERVER_STEP = 0.3e-3  # seconds of a step of vLLM beside its kernels, by open runs; without any one model 0.27 to 0.31
+SERVER_BUCKETS = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))  # rows or tokens of vLLM's CUDA graphs
+COMPILE = 3.1  # seconds to compile kernels of experts in a new server: its first 10 s in two runs of Mixtral
 LAUNCH = 36e-6  # seconds of the host to launch a kernel: two models without CUDA graphs had 33 and 40 us
 LINK_SHARE = 0.7  # of the link's bandwidth in one direction that large all-reduces reach
 MANY_TOKENS = 1e6  # a call that uses all experts
@@ -61,8 +67,7 @@ SCALED = {  # factor of a Change: terms of cost models that it scales
     "layers": ("mixed.step", "decode.longest"),
 }  # fmt: skip
 KEPT = (
-    "backend", "kernels", "block_size", "row_buckets", "token_buckets", "date", "front_end", "first_use", "noise",
-    "grid",
+    "backend", "kernels", "block_size", "date", "front_end", "first_use", "noise", "grid",
 )  # fmt: skip
 
 
@@ -74,6 +79,7 @@ class Setting:
     device: Device
     dtype: str  # of the weights
     degree: int = 1  # tensor parallelism
+    server: bool = True  # steps of a server; False: those of a probe, kernels alone
 
     @property
     def flops(self) -> float:
@@ -109,7 +115,13 @@ class Setting:
     @property
     def fixed(self) -> float:
         """Seconds of the kernels of a step."""
-        return KERNEL_FLOPS * self.kernels / self.device.flops
+        fused = NORMS * self.model.layers if self.degree > 1 else 0
+        return KERNEL_FLOPS * (self.kernels - fused) / self.device.flops
+
+    @property
+    def added(self) -> float:
+        """Seconds of a step that are not those of its kernels."""
+        return SERVER_STEP if self.server else 0.0
 
     @property
     def layer(self) -> float:
@@ -169,8 +181,9 @@ class Change:
         old, new = self.old, self.new
         before = products(old, old.read(tokens) / self.share, self.token * tokens)
         after = products(new, new.read(tokens) / self.new_share, self.token * self.compute * tokens)
-        rest = seconds - self.fixed - before - old.hidden * tokens - old.exchange(tokens)
-        return self.fixed * self.kernels + after + new.hidden * tokens + new.exchange(tokens) + rest * self.compute
+        rest = seconds - self.fixed - old.added - before - old.hidden * tokens - old.exchange(tokens)
+        fixed = self.fixed * self.kernels + new.added
+        return fixed + after + new.hidden * tokens + new.exchange(tokens) + rest * self.compute
 
     def curve(self, points: Sequence[Sequence[float]]) -> Any:
         """Return a curve over tokens or rows; it still rises. Further values are times per cached token."""
@@ -204,11 +217,11 @@ def change_of(cost: StepCost, old: Setting, new: Setting) -> Change:
         decode, context = cost.base + cost.decode_step + cost.decode_row, cost.context
         tokens = ((1.0, cost.base + cost.prefill + cost.prefill_token), (1e4, 1e4 * cost.prefill_token))
     low, high = SHARES
-    decode = max(1e-9, decode - old.exchange(1) - old.hidden)
+    decode = max(1e-9, decode - old.exchange(1) - old.hidden - old.added)
     share = min(high, max(low, old.read(1) / (decode - old.fixed))) if decode > old.fixed else high
     read = min(decode, old.read(1) / share)
     fixed = decode - read
-    per_token = [(y - fixed - old.exchange(x)) / x - old.hidden for x, y in tokens if x > 0]
+    per_token = [(y - fixed - old.added - old.exchange(x)) / x - old.hidden for x, y in tokens if x > 0]
     token = max(0.0, min(per_token, default=0.0))
     share = old.read(1) / read
     kv = min(1.0, old.cached / context) if context > 0 else 1.0
@@ -224,6 +237,8 @@ def derive_cost(cost: StepCost, old: Setting, new: Setting) -> StepCost:
     changed = {name: change.curve(terms[name]) for name in CURVES if name in terms}
     for factor, names in SCALED.items():
         changed |= {name: terms[name] * getattr(change, factor) for name in names if terms.get(name) is not None}
+    if new.server and not old.server:
+        changed |= {name: SERVER_BUCKETS for name in ("prefill.buckets", "decode.buckets") if terms.get(name)}
     if isinstance(cost, LinearCost):
         changed |= changed_linear(cost, change)
     derived: StepCost = with_terms(cost, changed)
@@ -257,7 +272,8 @@ def setting_of(profile: Profile) -> Setting:
     dtype = str(about.get("dtype") or model.dtype)
     if dtype not in BYTES_PER_VALUE:
         raise BadInput(f"{name}: dtype: expected one of {', '.join(BYTES_PER_VALUE)}, got {dtype!r}")
-    return Setting(model, device, dtype, int(about.get("tensor_parallel") or 1))
+    probed = about.get("backend") == "torch" and not profile.section("derived").get("changed")
+    return Setting(model, device, dtype, int(about.get("tensor_parallel") or 1), server=not probed)
 
 
 def derive_profile(profile: Profile, new: Setting, name: str, where: str = "profile.") -> Profile:
@@ -271,6 +287,7 @@ def derive_profile(profile: Profile, new: Setting, name: str, where: str = "prof
     if new.degree > 1 and not new.device.link:
         raise BadInput(f"{where}tensor_parallel: expected 1: the link between {new.device.shown} is not in the table")
     changed = changes(old, new)
+    new = new if changed else old
     how = ", ".join(f"other {what}" for what in changed) or "nothing changed"
     sizes = {key: size for key, size in asdict(new.model).items() if size}
     stored = profile.uncertainty
@@ -288,6 +305,7 @@ def derive_profile(profile: Profile, new: Setting, name: str, where: str = "prof
         "device_memory": new.device.memory or None,
         "how": f"derived by arithmetic from {profile.name} ({how})",
         "derived": {"profile": profile.name, "digest": profile.digest, "changed": changed},
+        "cold": {"prefill": COMPILE, "decode": 0.0} if new.model.experts else None,
         "peak": stored_peak(Peak(new.flops, new.degree * new.device.bandwidth, new.device.source)),
         "sampling": derived_sampling(profile, old, new),
         "uncertainty": {**spreads, "draws": draws},

@@ -58,11 +58,42 @@ def test_a_decode_step_on_four_devices_is_the_sum_that_we_computed_by_hand() -> 
     all_reduce = 7.5e-6 + 3 * 2 * 8192 / (0.7 * 450e9)  # the hidden state of a token, from three others at once
     programs = 80 * 2 / (32 * 32)  # layers and KV heads of a device
     row = 6.35661e-06 * programs
-    assert cost.decode(1, 1, 0) == pytest.approx(fixed * 80 / 32 + read + 160 * all_reduce + row, rel=1e-4)
+    kernels = 80 * (9 - 2) / (32 * 9)  # an all-reduce computes the norm after it
+    assert cost.decode(1, 1, 0) == pytest.approx(fixed * kernels + read + 160 * all_reduce + row, rel=1e-4)
     kv_share = 524_288 / 4.8e12 / 1.16048e-07
     cache = (2 * 2 * 80 * 8 * 128 / 4 / 3.35e12) / (524_288 / 4.8e12) * kv_share / 0.95
     more = (cache * 1.16048e-07 + 80 / 32 * 2.89873e-08) * 10_000  # the second term: per token of the longest row
     assert cost.decode(1, 1, 10_000) - cost.decode(1, 1, 0) == pytest.approx(more, rel=1e-4)
+
+
+def test_a_server_has_longer_steps_and_other_paddings_than_a_probe() -> None:
+    probe, server = derived(device=DEVICES["H100"]), derived(device=DEVICES["H100"], server=True)
+    for rows in (1, 8, 128):  # sizes that both have
+        assert server.decode(rows, rows, 0) - probe.decode(rows, rows, 0) == pytest.approx(0.3e-3)
+    assert probe.decode(97, 97, 0) == probe.decode(128, 97, 0)  # sizes of the probe: 96, 128
+    assert server.decode(97, 97, 0) == server.decode(104, 97, 0) < server.decode(105, 97, 0)
+    prompt = Shape(1, 513, 513, 513**2)  # larger than all graphs: not padded
+    assert server.seconds(prompt) - probe.seconds(prompt) == pytest.approx(0.3e-3)
+
+
+def test_what_a_server_adds_is_added_once() -> None:
+    setting = replace(MEASURED, device=DEVICES["H100"], server=True)
+    once = derive_profile(H200, setting, "once")
+    assert not MEASURED.server and setting_of(once).server
+    twice = derive_profile(once, replace(setting, device=DEVICES["A100-80GB"]), "twice")
+    at_once = derive_profile(H200, replace(setting, device=DEVICES["A100-80GB"]), "at once")
+    assert twice.cost.decode(64, 64, 0) == pytest.approx(at_once.cost.decode(64, 64, 0), rel=0.02)
+    same = derive_profile(H200, replace(MEASURED, server=True), "same")
+    assert same.cost == derive_cost(H200.cost, MEASURED, MEASURED) and not setting_of(same).server
+
+
+def test_a_new_server_compiles_the_kernels_of_experts() -> None:
+    mixtral, dense = (
+        derive_profile(H200, Setting(PUBLIC_MODELS[name], DEVICES["H100"], "bfloat16", 2), name)
+        for name in ("mixtral-8x7b", "llama-3.1-8b")
+    )
+    assert mixtral.measured_cold_start() == (3.1, 0.0) and mixtral.cold_start == (0.0, 0.0)
+    assert "cold" not in dense.about
 
 
 def test_an_all_reduce_of_much_data_is_done_in_two_exchanges() -> None:
