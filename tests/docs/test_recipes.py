@@ -103,7 +103,7 @@ def test_every_command_prints_the_output_shown(recipes: Recipes) -> None:
         assert shown == now, f"docs/recipes.md: {command}"
 
 
-def test_fourteen_questions_and_a_link_to_each() -> None:
+def test_fifteen_questions_and_a_link_to_each() -> None:
     text = PAGE.read_text(encoding="utf-8")
     questions = re.findall(r"^## (\d+)\. (.+\?)$", text, re.MULTILINE)
     links = re.findall(r"^(\d+)\. \[(.+\?)\]\(#\1-[\w-]+\)$", text, re.MULTILINE)
