@@ -107,7 +107,7 @@ def test_fifteen_questions_and_a_link_to_each() -> None:
     text = PAGE.read_text(encoding="utf-8")
     questions = re.findall(r"^## (\d+)\. (.+\?)$", text, re.MULTILINE)
     links = re.findall(r"^(\d+)\. \[(.+\?)\]\(#\1-[\w-]+\)$", text, re.MULTILINE)
-    assert questions == links and [int(number) for number, _ in questions] == list(range(1, 15))
+    assert questions == links and [int(number) for number, _ in questions] == list(range(1, 16))
 
 
 def test_the_policy_on_the_page_is_the_example() -> None:
