@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from servesim.core.native import mypyc_attr
+
 from .recent_blocks import RecentBlocks
 from .router import Asked, Fleet, Memory, OwnCounts, Run, least
 
@@ -23,6 +25,7 @@ class BlockOwners(Memory):
         self.blocks = RecentBlocks()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class AibrixPrefixCache(OwnCounts):
     """The best match among replicas that are not too busy; else the least requests."""

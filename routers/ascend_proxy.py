@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from servesim.core.native import mypyc_attr
+
 from .router import Asked, Fleet, Memory, OwnCounts, least
 
 PER_TOKEN, CONSTANT = 0.0345, 120.0745  # weight of a prompt of (bytes / 4) tokens
@@ -22,6 +24,7 @@ class Weights(Memory):
         self.weights = [0.0] * replicas
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class AscendPrefill(OwnCounts):
     """The prefill replica with the least weight; the first on ties."""
@@ -45,6 +48,7 @@ class AscendPrefill(OwnCounts):
         memory.weights[replica] = max(0.0, memory.weights[replica] - self.weight(request))
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class AscendDecode(AscendPrefill):
     """The decode replica with the fewest bytes of unfinished requests."""

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
+from servesim.core.native import mypyc_attr
+
 from .dynamo import Booked, DynamoKv
 from .router import REFUSED, Asked, Fleet
 
@@ -17,6 +19,7 @@ class Offer(NamedTuple):
     copies: bool  # it copies a prefix of another replica first
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class Conductor(DynamoKv):
     """The prefill replica with the least predicted TTFT. It keeps books as Dynamo's router does."""

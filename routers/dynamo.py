@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from servesim.core.native import mypyc_attr
+
 from .router import Asked, Fleet, Memory, OwnCounts, Run
 
 
@@ -56,6 +58,7 @@ class Booked(Memory):
             known.append((blocks, now))
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class DynamoKv(OwnCounts):
     """The least cost, or one drawn by cost with a temperature."""

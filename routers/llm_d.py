@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from servesim.core.native import mypyc_attr
+
 from .recent_blocks import RecentBlocks
 from .router import CHARACTERS_PER_TOKEN, Asked, Fleet, Memory, Replica, Router, Run
 
@@ -21,6 +23,7 @@ class BlocksMemory(Memory):
         self.blocks = [RecentBlocks() for _ in range(replicas)]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class LlmD(Router):
     """Weighted scores of the queue, the KV cache, the load and the prefix."""
@@ -106,6 +109,7 @@ class LlmD(Router):
             fleet.memory.blocks[replica].use(self.runs(request), replica, fleet.now, self.lru_blocks_per_replica)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class LlmDPrecise(LlmD):
     """The scores of llm-d, with the prefixes that the replicas have: they send an event for each block."""

@@ -10,6 +10,8 @@ from functools import lru_cache
 from hashlib import md5
 from typing import Any, Optional
 
+from servesim.core.native import mypyc_attr
+
 from .router import Asked, Fleet, Memory, OwnCounts, Run
 
 CHUNK = 128  # characters of a node
@@ -27,6 +29,7 @@ class StatisticsMemory(Memory):
         self.chunks: dict[int, dict[int, int]] = {}  # of a run of text -> replica -> how many it was sent
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class LowestRate(OwnCounts):
     """The replica that was sent the fewest requests lately; one without requests first."""
@@ -68,6 +71,7 @@ class LowestRate(OwnCounts):
             times.popleft()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class StackRoundRobin(LowestRate):
     """Each replica in turn; every set of replicas has a turn of its own."""
@@ -81,6 +85,7 @@ class StackRoundRobin(LowestRate):
         turns[present] = turns.get(present, 0) + 1
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class StackSession(LowestRate):
     """A session has one replica, on a ring of hashes; without a session, the rates decide."""
@@ -108,6 +113,7 @@ def ring(names: tuple[str, ...]) -> tuple[list[int], dict[int, str]]:
     return sorted(owners), owners
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class StackPrefixAware(LowestRate):
     """Any of the replicas that were sent the longest beginning of the text."""
@@ -139,6 +145,7 @@ def match(known: dict[int, dict[int, int]], runs: Sequence[Run], replicas: set[i
     return matched, replicas
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class StackKvAware(StackSession):
     """The first replica that the cache controller names, if it has enough of the text; else as for sessions.

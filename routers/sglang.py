@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Optional
 
+from servesim.core.native import mypyc_attr
+
 from .blake3 import blake3
 from .router import Asked, Fleet, Memory, OwnCounts, least
 from .simple import Sticky, TurnMemory
@@ -18,6 +20,7 @@ from .text_owners import TextOwners
 BOUND = 1.25  # of prefix_hash: load of a replica / mean load
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class Ordered(OwnCounts):
     """A router with an order of its replicas."""
@@ -38,6 +41,7 @@ class CacheMemory(Memory):
         self.pruned_at = 0.0
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class SglangCacheAware(Ordered):
     """The replica that was sent the longest part of the text, unless the loads differ too much."""
@@ -88,6 +92,7 @@ class SglangCacheAware(Ordered):
         memory.owners.evict(self.max_tree_size)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class SglangRoundRobin(Ordered):
     """Each replica in turn, in the order of the router."""
@@ -108,6 +113,7 @@ class SglangRoundRobin(Ordered):
         fleet.memory.turn += 1
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class SglangManual(Sticky):
     """A routing key stays on its replica; a request without a key goes to any."""
@@ -125,6 +131,7 @@ class SglangManual(Sticky):
         return least(keys, fleet.present)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class SglangConsistentHashing(Ordered):
     """A routing key has one replica, found by its hash modulo their number, as release 0.3.2 does over HTTP."""
@@ -140,6 +147,7 @@ class SglangConsistentHashing(Ordered):
         return [order[int.from_bytes(blake3(request.key.encode())[:8], "little") % len(order)]]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class SglangPowerOfTwo(OwnCounts):
     """Any replica: over HTTP this router counts no requests, and without token loads both of two are equal."""
@@ -162,6 +170,7 @@ def bounded_choice(loads: Sequence[int], hashed: int) -> int:
     return min(allowed, key=lambda replica: loads[replica]) if allowed else hashed
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class SglangPrefixHash(Ordered):
     """The beginning of a text has one replica, found by its hash, with bounded loads."""

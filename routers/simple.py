@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Optional
 
+from servesim.core.native import mypyc_attr
+
 from .router import Asked, Fleet, Memory, OwnCounts, least
 
 
@@ -18,6 +20,7 @@ class TurnMemory(Memory):
         self.turn = 0
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class RoundRobin(OwnCounts):
     """Each replica in turn."""
@@ -37,6 +40,7 @@ class RoundRobin(OwnCounts):
         fleet.memory.turn += 1
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class RandomReplica(OwnCounts):
     """Any replica."""
@@ -49,6 +53,7 @@ class RandomReplica(OwnCounts):
         return fleet.present
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class LeastRequests(OwnCounts):
     """The replica with the fewest unanswered requests of this router; ties at random."""
@@ -57,6 +62,7 @@ class LeastRequests(OwnCounts):
         return least(fleet.memory.in_flight, fleet.present)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class PowerOfTwo(OwnCounts):
     """Two replicas at random, of which the one with fewer unanswered requests."""
@@ -85,6 +91,7 @@ class StickyMemory(Memory):
         self.replica_of: dict[str, int] = {}
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class Sticky(OwnCounts):
     """A session stays on its replica; a new one, and a request without a session, goes to the least loaded."""

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from servesim.core.native import mypyc_attr
+
 from .router import Asked, Fleet, Memory, Replica, Router
 
 Version = Literal["0.10", "0.25", "0.27"]  # of vLLM, from which on a rule holds
@@ -28,6 +30,7 @@ class ClientMemory(Memory):
         self.start = start  # engine at which the next scan starts
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class VllmDataParallel(Router):
     """The engine with the fewest requests, waiting ones counted more."""

@@ -347,7 +347,7 @@ def release_kept(server: Server, request: Request) -> None:
     """Free the blocks of a finished request whose KV has been copied."""
     assert server.kept is not None
     unknown = server.kept.pop(request)
-    if request not in server.finished:  # otherwise the next plan frees them
+    if request not in list(server.finished):  # otherwise the next plan frees them
         server.free_blocks(request, unknown)
 
 

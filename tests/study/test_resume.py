@@ -118,7 +118,7 @@ def test_names_and_values_stay_in_the_comments_of_best_yaml() -> None:
     assert sorted(path.name for path in Path("runs").iterdir()) == ["knobs 2.1", "odd-seed- 9"]
     for path in Path("runs").glob("*/best.yaml"):
         lines = path.read_text().splitlines()
-        assert lines[0].startswith("# The best of ") and lines[1].startswith("# makespan ")
+        assert lines[0].startswith("# The best of ") and lines[1].startswith("# Makespan ")
         assert "seed" not in yaml.safe_load(path.read_text())
 
 
