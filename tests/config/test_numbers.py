@@ -117,6 +117,26 @@ SCENARIOS: list[Tree] = [
         "engine": {**MEMORY, "host_cache": {"blocks": 8, "bandwidth": 1e9, "latency": 0.001}},
     },
     {**BASE, "cluster": {"replicas": 2, "staleness": 0.1, "router": {"name": "vllm-dp"}, "price_per_hour": 2.0}},
+    {
+        **BASE,
+        "cluster": {
+            "replicas": 2, "detect": 0.1,
+            "faults": [{"at": 0.1, "replica": 1, "kind": "slow", "factor": 2.0, "recover": 0.5}],
+        },
+    },
+    {
+        **BASE,
+        "cluster": {"autoscale": {"min": 1, "max": 2, "target_queue": 1.0, "interval": 0.5, "start_up": 0.1}},
+    },
+    {
+        **BASE,
+        "cluster": {
+            "pools": [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}],
+            "transfer": {
+                "latency": 0.001, "bandwidth": 1e9, "token_bytes": 1000, "min_uncached_tokens": 4, "timeout": 1.0,
+            },
+        },
+    },
     {**BASE, "cluster": {"pools": [{"name": "a", "replicas": 1}, {"name": "b", "policy": {"max_num_seqs": 2}}]}},
 ]  # fmt: skip
 

@@ -31,6 +31,7 @@ def test_the_checksums_list_exactly_the_recordings(recordings: Path) -> None:
     assert files == set(checksums(recordings))
     assert sum(name.startswith("llm-serving/") for name in files) == 16
     assert sum(name.startswith("engines/") for name in files) == 34 + 43 + 9 + 32 + 56 + 76
+    assert sum(name.startswith("routers/") for name in files) == 30
     assert sum(name.startswith("engines/ascend/") for name in files) == 76
     assert sum(name.startswith("engines/prefix/") for name in files) == 43
     assert sum(name.startswith("engines/groups/") for name in files) == 9
