@@ -135,7 +135,7 @@ class Cluster(Keys):
             raise ValueError("autoscale without replicas and pools")
         for fault in self.faults:
             if fault.replica >= self.size:
-                raise ValueError(f"faults of replicas 0 to {self.size - 1}, got replica {fault.replica}")
+                raise ValueError(f"faults of replicas 0 to {self.size - 1} only")
         if roles - {"both"} and self.changes() is not None:
             raise ValueError("no faults and no autoscale with pools of role prefill and decode")
         return self
