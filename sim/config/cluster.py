@@ -17,6 +17,8 @@ from .layers import Tree
 from .registry import convert
 from .user_code import class_line, error_text, is_user_class, load_file, names_file, user_line
 
+MIN_INTERVAL, MAX_START_UP = 0.1, 86_400.0  # seconds: more decisions than this would take long to simulate
+
 
 class Transfer(Keys):
     """How KV comes from a prefill pool to a decode pool. The defaults were measured with Mooncake and 8 x CX7 RoCE."""
@@ -82,8 +84,8 @@ class AutoscaleConfig(Keys):
     target_queue: Number = Field(
         4.0, ge=0, le=MAX_NUMBER, description="waiting requests per replica above which one is added"
     )
-    interval: Number = Field(10.0, gt=0, le=MAX_SECONDS, description="seconds between two decisions")
-    start_up: Number = Field(60.0, ge=0, le=MAX_SECONDS, description="seconds until a new replica serves")
+    interval: Number = Field(10.0, ge=MIN_INTERVAL, le=MAX_SECONDS, description="seconds between two decisions")
+    start_up: Number = Field(60.0, ge=0, le=MAX_START_UP, description="seconds until a new replica serves")
 
     @model_validator(mode="after")
     def _range(self) -> AutoscaleConfig:

@@ -281,8 +281,16 @@ class ChangingFleet(Fleet):
         while self._has_work():
             yield from self._sleep(self._tick)
             self._scale(scaling)
-            self._tick = self._env.now + scaling.interval
+            self._tick = self._next_tick(scaling)
         self._tick = math.inf
+
+    def _next_tick(self, scaling: Scaling) -> float:
+        """Return the time of the next decision. Until a request comes, a fleet without work stays as it is."""
+        now, arrival = self._env.now, self._next_arrival()
+        rests = len(self._alive) == scaling.min and not (self._outside or self._returning or self._draining)
+        if rests and now < arrival < math.inf and all(self.replicas[number].is_empty for number in self._alive):
+            return now + scaling.interval * max(1, math.ceil((arrival - now) / scaling.interval))
+        return now + scaling.interval
 
     def _has_work(self) -> bool:
         """Whether requests will come, or are there and can be served."""
