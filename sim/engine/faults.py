@@ -61,6 +61,7 @@ class ChangingFleet(Fleet):
             for replica in replicas:
                 self._attach(replica.loop)
         self._is_static, self._is_coupled = False, True
+        self._requests = requests
         self._rebuild = rebuild
         self._changes = changes
         self._times = [fault.at for fault in changes.faults]  # heap of the times of changes
@@ -71,7 +72,7 @@ class ChangingFleet(Fleet):
         self._returning: set[int] = set()  # these are gone, and come back by themselves
         self._outside: list[Request] = []  # requests that no replica can take
         self._paid_since = dict.fromkeys(self._alive, 0.0)
-        self.replica_seconds = 0.0  # from the order of a replica to its removal
+        self.replica_seconds = 0.0  # from the order of a replica to its removal, or to the last answer
         self.retried = 0
         self.present = sorted(self._alive)
         for fault in changes.faults:
@@ -82,7 +83,8 @@ class ChangingFleet(Fleet):
     def run(self) -> float:
         """Run until all requests are done or lost. Return the time."""
         super().run()
-        self.replica_seconds += sum([self.now - since for since in self._paid_since.values()])
+        end = max([request.finish for request in self._requests if request.finish is not None], default=0.0)
+        self.replica_seconds += sum([max(0.0, end - since) for since in self._paid_since.values()])
         return self.now
 
     def metrics(self) -> dict[str, Any]:
