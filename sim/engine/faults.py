@@ -69,6 +69,7 @@ class ChangingFleet(Fleet):
         self._tick = math.inf if changes.scaling is None else changes.scaling.interval  # next decision of the rule
         self._alive = set(range(len(replicas) if changes.scaling is None else changes.scaling.min))
         self._draining: set[int] = set()  # these get no more requests
+        self._drained_at: dict[int, float] = {}  # when it began
         self._returning: set[int] = set()  # these are gone, and come back by themselves
         self._outside: list[Request] = []  # requests that no replica can take
         self._paid_since = dict.fromkeys(self._alive, 0.0)
@@ -128,18 +129,19 @@ class ChangingFleet(Fleet):
             if self._followers:
                 self._release()
             is_drained = number in self._draining and replica.is_empty
-            cause = yield from self._sleep(replica.loop.now if is_drained else time, LAST + number)
+            emptied = self._emptied(number) if is_drained else math.inf
+            cause = yield from self._sleep(emptied if is_drained else time, LAST + number)
             if isinstance(cause, Fault) and cause.kind == "crash":
                 self._crash(number)
                 yield from self._stay_away(number, self._after(cause.recover))
             elif isinstance(cause, Fault):
                 pause = cause.recover
                 self._drain(number)
-            elif is_drained and replica.is_empty and replica.loop.now <= self._env.now:
+            elif is_drained and replica.is_empty and emptied <= self._env.now:
                 if pause is None:
-                    self._stop_paying(number)
+                    self._stop_paying(number, emptied)
                 self._leave(number)
-                yield from self._stay_away(number, self._after(pause))
+                yield from self._stay_away(number, math.inf if pause is None else emptied + pause)
                 pause = None
 
     def _after(self, seconds: Optional[float]) -> float:
@@ -162,7 +164,13 @@ class ChangingFleet(Fleet):
         self._alive.add(number)
         self._notice(self._changes.detect)
 
+    def _emptied(self, number: int) -> float:
+        """Return when a replica that drains had no request any more."""
+        ends = [r.finish for r in self._requests if r.finish is not None and self.replica_of.get(r.id) == number]
+        return max([self._drained_at[number], *ends])
+
     def _drain(self, number: int) -> None:
+        self._drained_at[number] = self._env.now
         self._draining.add(number)
         self._notice(0.0)
 
@@ -317,5 +325,5 @@ class ChangingFleet(Fleet):
             self._drain(serving[-1])
             self._replica_processes[serving[-1]].interrupt()
 
-    def _stop_paying(self, number: int) -> None:
-        self.replica_seconds += self._env.now - self._paid_since.pop(number, self._env.now)
+    def _stop_paying(self, number: int, now: float) -> None:
+        self.replica_seconds += max(0.0, now - self._paid_since.pop(number, now))
