@@ -17,6 +17,7 @@ from servesim.engine.replica import Replica
 from servesim.engine.simulated import SimulatedClock
 from servesim.engine.transfers import Port, Transfers, TransferSettings
 from servesim.routers.router import CHARACTERS_PER_TOKEN, Asked
+from servesim.routers.simple import RoundRobin
 
 from .build import build_simulation
 
@@ -54,7 +55,8 @@ def build_fleet(
         for _ in range(pool.replicas):
             own = server.model_copy(update={"seed": scenario.seed + len(servers)})  # each has noise of its own
             servers.append((own, of_pool))
-    names, router = cluster.names, cluster.make_router()
+    names, changes = cluster.names, cluster.changes()
+    router = cluster.make_router() if cluster.size > 1 or changes is not None else RoundRobin()  # one has no choice
     # a report in the middle of held steps is not exact if the end of a request may bring another one
     if (router.reads_reports or router.reads_caches) and any(request.follows is not None for request in requests):
         fast_forward = False
@@ -67,7 +69,6 @@ def build_fleet(
         return loop
 
     replicas = [Replica(build(number)) for number in range(len(servers))]
-    changes = cluster.changes()
     staleness = router.report_interval if cluster.staleness is None else cluster.staleness
     texts, seed = RouterTexts(text_of), scenario.seed
     if changes is not None:
