@@ -1,4 +1,4 @@
-# `make demo` runs an example sweep, `make compile` compiles the engine, `make test` checks a change in about ten minutes,
+# `make demo` runs an example sweep, `make compile` compiles the engine, `make test` checks a change in about twelve minutes,
 # `make test-all` also runs the slow checks.
 # They create the virtual environments they need, with the versions of constraints.txt.
 PYTHON ?= python3
@@ -15,7 +15,7 @@ SOURCES := $(shell find sim policies routers calibrate traces -name '*.py' -o -n
 # servesim is installed as a wheel, so that the demo and the tests use the same files as users. It is compiled if there
 # is a C compiler; `make compile` fails without one.
 $(VENV)/.servesim: setup.py setup.cfg pyproject.toml constraints.txt tools/install.sh $(SOURCES)
-	@command -v $${CC:-cc} > /dev/null && echo "Installing, and compiling the engine: about a minute on two cores, only once." || \
+	@command -v $${CC:-cc} > /dev/null && echo "Installing, and compiling the engine: about two minutes on two cores, only once." || \
 		echo "There is no C compiler: this is plain Python, and sweeps take about three times as long."
 	@tools/install.sh $(PYTHON) $(VENV) '.[replay]'
 	@touch $@
