@@ -55,7 +55,7 @@ class Asked:
         return self._text
 
     def runs(self, block: int, with_rest: bool = False) -> list[Run]:
-        """Return the blocks of so many characters; `with_rest`: also a shorter one at the end."""
+        """Return the blocks of this number of characters; `with_rest`: also a shorter one at the end."""
         known = self._runs.get((block, with_rest))
         if known is not None:
             return known
@@ -103,7 +103,7 @@ class Memory:
 
 
 def nothing_cached(replica: int) -> int:
-    """Return 0: nobody knows what the replica has."""
+    """Return 0: what the replica has is not known."""
     return 0
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import Optional
 
-STAMP_EVERY = 8  # a match renews the stamp of its owner once in so many ticks
+STAMP_EVERY = 8  # a match renews the stamp of its owner once in this number of ticks
 
 
 class Node:

@@ -1,7 +1,7 @@
 """Servers behind a router object of this package: it chooses a server for each request, as in a simulation.
 
-The router is told when a request is sent, when its first token arrives and when its answer ends. At each interval of
-reports it is told the queues of the servers, from their /metrics.
+The router learns when a request is sent, when its first token arrives and when its answer ends. At each interval of
+reports it learns the queues of the servers, from their /metrics.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def register(commands: Any) -> None:
         "check", help="check that a policy or a router follows its contract",
         description="Check the policy contract on random workloads. The policy must be deterministic, respect `hold`, "
         "lose no request, and make the same decisions in simulated and live runs. A router must be deterministic, "
-        "change its memory only when it is told what happened, and choose replicas that are present.",
+        "change its memory only in the methods that say what happened, and choose replicas that are present.",
     )  # fmt: skip
     check.add_argument("policy", metavar="NAME", help="name of a policy or router, or path/to/file.py:Name")
     options.add_setting(check, "value of a field (repeatable)", "FIELD=VALUE")

@@ -122,6 +122,8 @@ class ChangingFleet(Fleet):
             yield from self._stay_away(number, math.inf)
         pause: Optional[float] = None  # of a replica that drains
         while True:
+            if self._followers:
+                self._release()
             replica.loop.expects = self._next_arrival() < math.inf
             self._running = replica
             time = replica.run_until(self._horizon(number))

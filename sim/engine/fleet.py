@@ -125,6 +125,8 @@ class Fleet(Servers):
     def _run_replica(self, number: int) -> Generator[simpy.Event, Any, None]:
         replica = self.replicas[number]
         while True:
+            if self._is_coupled:  # a report may have run held steps, whose ends bring requests
+                self._release()
             replica.loop.expects = self._next_arrival() < math.inf
             self._running = replica
             time = replica.run_until(self._horizon(number))

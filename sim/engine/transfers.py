@@ -24,7 +24,7 @@ from .server import Server
 
 
 class TransferSettings(NamedTuple):
-    """How KV is copied, and who waits for whom."""
+    """How KV is copied, and which side waits for the other."""
 
     latency: float = 0.0  # seconds of a copy, in addition to its bytes
     bandwidth: float = math.inf  # bytes per second

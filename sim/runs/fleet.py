@@ -57,9 +57,6 @@ def build_fleet(
             servers.append((own, of_pool))
     names, changes = cluster.names, cluster.changes()
     router = cluster.make_router() if cluster.size > 1 or changes is not None else RoundRobin()  # one has no choice
-    # a report in the middle of held steps is not exact if the end of a request may bring another one
-    if (router.reads_reports or router.reads_caches) and any(request.follows is not None for request in requests):
-        fast_forward = False
 
     def build(number: int) -> Loop:
         """Return a new loop of a replica."""
