@@ -83,6 +83,22 @@ def test_fast_forward_changes_no_time(
     assert fast.fleet == slow.fleet
 
 
+def test_ends_of_steps_that_a_report_runs_release_their_followers() -> None:
+    """A report at an arrival runs held steps. Their ends bring requests before the replica goes on."""
+    only = {"min": 1, "max": 1, "interval": 0.5, "target_queue": 1, "start_up": 0.0}
+    trace = make_trace(1, 50, 30.0, 0.4)
+    for router in ("llm-d", "dynamo-kv"):
+        scenario = scenario_from(
+            tree({"name": "llm-serving", "decode_batch": 8}, {"router": router, "autoscale": only})
+        )
+        fast, slow = (simulate(scenario, trace, fast_forward=on) for on in (True, False))
+        assert (
+            times(fast)
+            == times(slow)
+            == times(simulate(scenario_from(tree({"name": "llm-serving", "decode_batch": 8})), trace))
+        )
+
+
 def run(cluster: dict[str, Any], requests: list[ClientRequest]) -> Run:
     return simulate(scenario_from(tree(POLICIES[0], cluster)), Trace(requests, "made", "synth"))
 
