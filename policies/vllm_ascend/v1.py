@@ -158,7 +158,7 @@ class AscendDynamicBatch(AscendV1):
         """Schedule decodes before unfinished prompts, and keep this order of the running queue."""
         running = sorted(view.running, key=lambda request: request.cached < request.prompt)
         left = self.make_budget(view, budget, view.pool.free)
-        plan = self.schedule_one_by_one(view, running, self._max_chunk(len(running) + len(view.waiting)), left)
+        plan = self.schedule_one_by_one(view, running, self.max_chunk(len(running) + len(view.waiting)), left)
         gone = {preemption.request for preemption in plan.preempt}
         admitted = [chunk.request for chunk in plan.chunks if chunk.request.status == "waiting"]
         plan.reorder = Reorder(running=[request for request in running if request not in gone] + admitted)
@@ -242,7 +242,7 @@ class AscendProfilingChunk(AscendV1):
             return self.schedule(view, self.max_num_batched_tokens)
         # A decode behind a prompt does not run if the prompt takes all the time.
         left = self.make_budget(view, self.max_num_batched_tokens, view.pool.free)
-        max_chunk = self._max_chunk(len(view.running) + len(view.waiting))
+        max_chunk = self.max_chunk(len(view.running) + len(view.waiting))
         return self.schedule_one_by_one(view, view.running, max_chunk, left)
 
 

@@ -25,7 +25,9 @@ from servesim.core import (
 from servesim.core.native import mypyc_attr
 from servesim.policies.vllm_common import budget_refusals, prefilling_is_last, priority_key
 
+from .drafting import Drafting, drafting_of
 from .rules import Unscheduled, VLLMRules
+from .speculation import Pass
 
 NO_PREFIX: Final = CachedPrefix(0, 0, False, 0)
 DECODE_ONCE: Final = Plan(decode=True)
@@ -95,6 +97,9 @@ class VLLMV1(Policy):
     watermark: Fraction = 0.0  # fraction of the blocks that an admission must leave free if requests run (from 0.24)
     # fcfs, or priority: waiting queue and victims sorted by (priority, arrival)
     policy: Literal["fcfs", "priority"] = "fcfs"
+    num_speculative_tokens: Int0 = 0  # drafted tokens per request and step; 0: no speculative decoding
+    speculative_method: Literal["ngram", "eagle", "eagle3", "mtp", "draft_model"] = "eagle"  # what drafts them
+    mtp_modules: Int1 = 1  # of the method mtp
     async_scheduling: bool = True  # decide a step while the last one runs; default since 0.14
 
     def __post_init__(self) -> None:
@@ -133,6 +138,7 @@ class VLLMV1(Policy):
             2 if self.async_scheduling else 1,
             self.enable_prefix_caching,
             version_number(self.version),
+            self.drafting,
         )
 
     def engine_refusals(self, block_size: int, max_model_len: Optional[int]) -> list[str]:
@@ -154,7 +160,14 @@ class VLLMV1(Policy):
     def sort_key(self, request: Request) -> Any:
         return (request.priority, super().sort_key(request)) if self.policy == "priority" else super().sort_key(request)
 
+    @property
+    def drafting(self) -> Drafting:
+        """What the method of speculation changes."""
+        return drafting_of(self.speculative_method, self.num_speculative_tokens, self.mtp_modules)
+
     def decide(self, view: View) -> Plan:
+        if self.num_speculative_tokens:
+            return Pass(self, view).run()
         return self.schedule(view, self.max_num_batched_tokens)
 
     def schedule(self, view: View, budget: int) -> Plan:
@@ -162,7 +175,7 @@ class VLLMV1(Policy):
         tokens, free = budget - view.decoding, view.pool.free - view.decode_block_need
         if tokens >= 0 and free >= 0 and not view.waiting and not view.prefilling:
             return DECODE_PAST_FINISH if view.decoding else IDLE_PLAN
-        max_chunk = self._max_chunk(len(view.running) + len(view.waiting))
+        max_chunk = self.max_chunk(len(view.running) + len(view.waiting))
         if tokens < 0 or free < 0:  # some requests do not run in this step, or are preempted
             return self.schedule_one_by_one(
                 view, view.running, max_chunk, self.make_budget(view, budget, view.pool.free)
@@ -204,7 +217,7 @@ class VLLMV1(Policy):
         """Return what is left for requests: tokens and blocks."""
         return Budget(tokens, free)
 
-    def _max_chunk(self, requests: int) -> int:
+    def max_chunk(self, requests: int) -> int:
         """Return the maximum tokens of one prompt in this step. From 0.31 on, the only request has no limit."""
         limit, budget = self.long_prefill_token_threshold, self.max_num_batched_tokens
         if not limit or (requests == 1 and self.is_since((0, 31, 0))):

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from typing import NamedTuple, Optional
 
-from servesim.core import Chunk, Plan, Policy, Preemption, Request
+from servesim.core import CacheDraft, Chunk, Plan, Policy, Preemption, Request
 from servesim.core.native import mypyc_attr
 from servesim.engine.caching_rules import CachingRules
+from servesim.engine.drafts import Drafts
+from servesim.engine.kv_cache import KvCache
+from servesim.engine.prefix_cache import PrefixCache
 from servesim.engine.state import ServerState
+
+from .drafting import NO_DRAFTS, Drafting
 
 
 class Unscheduled(NamedTuple):
     """What a step had given to a request before it preempts it; `Preemption.extra`. It matters for the prefix cache."""
 
     tokens: int  # which the cache has
+    blocks: int = 0  # that it would hold; 0: those of its tokens
+    taken: int = 0  # blocks that the step had given to other requests since the last preemption
     frees_last: bool = False  # its blocks become free after those of the chunks are taken, not before
 
 
@@ -22,9 +29,11 @@ class VLLMRules(CachingRules):
     """Rules of vLLM V1 and of the plug-ins on it."""
 
     def __init__(
-        self, engine: str, validated_against: str, steps_in_flight: int, prefix_cache: bool, version: tuple[int, ...]
-    ) -> None:
+        self, engine: str, validated_against: str, steps_in_flight: int, prefix_cache: bool, version: tuple[int, ...],
+        drafting: Drafting = NO_DRAFTS,
+    ) -> None:  # fmt: skip
         super().__init__(engine, validated_against, steps_in_flight, prefix_cache)
+        self.drafting = drafting
         self.foresees_ends = version >= (0, 11, 1)
         self.arrival_is_send_time = True  # the API server stamps it
         self.rejects_oversized = False  # the real scheduler does not check this; such a request blocks the queue
@@ -83,6 +92,23 @@ class VLLMRules(CachingRules):
 
     def preempt(self, state: ServerState, preemption: Preemption, now: float) -> int:
         before: Optional[Unscheduled] = preemption.extra
-        if before is None:
+        preemption.request.drafts = 0
+        if before is None and self.drafting is NO_DRAFTS:
             return super().preempt(state, preemption, now)
-        return state.preempt(preemption, now, self.drops_tokens_in_flight, before.tokens, before.frees_last)
+        tokens, blocks, taken, last = before or (0, 0, 0, False)
+        if taken and isinstance(state.prefix_cache, PrefixCache):
+            state.prefix_cache.take_first(taken)
+        if self.drafting is not NO_DRAFTS:
+            blocks = blocks or preemption.request._blocks
+        return state.preempt(preemption, now, self.drops_tokens_in_flight, tokens, last, blocks)
+
+    def make_cache(self, state: ServerState, host_blocks: int) -> tuple[Optional[KvCache], Optional[CacheDraft]]:
+        made = super().make_cache(state, host_blocks)
+        if self.drafting is not NO_DRAFTS:
+            state.drafts = Drafts(self.drafting.tokens)
+            cache = made[0]
+            if isinstance(cache, PrefixCache):
+                cache.named, cache.tree.is_told = {}, True
+                cache.drops_last = self.drafting.drops_last_hit
+                cache.unnamed = max(0, self.drafting.prefill_lookahead - 1)
+        return made

@@ -22,6 +22,7 @@ class Shape(NamedTuple):
     context: int = 0  # sum of cached tokens that the decoding rows read
     swapped: int = 0  # KV blocks copied to or from the host
     longest: int = 0  # cached tokens of the decoding row that has most of them; 0: not known
+    drafts: int = 0  # tokens that decoding rows verify beside their own one
 
     @property
     def kind(self) -> str:
@@ -55,7 +56,7 @@ class StepCost:
 
     def duration(self, shape: Shape) -> float:
         """Return the seconds of a step. Like fast-forward, it uses `decode` if it can, so all results are identical."""
-        if shape.prefill_rows or shape.swapped:
+        if shape.prefill_rows or shape.swapped or shape.drafts:
             return self.seconds(shape)
         if shape.longest:
             return self.decode_unequal(shape.decode_rows, shape.decode_live, shape.context, shape.longest)

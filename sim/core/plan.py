@@ -22,20 +22,23 @@ def count_of(number: SupportsIndex, name: str) -> int:
 class Chunk:
     """A number of tokens of one request that a step computes."""
 
-    __slots__ = ("blocks", "cached", "request", "tokens")
+    __slots__ = ("blocks", "cached", "drafts", "request", "tokens")
 
     def __init__(
-        self, request: Request, tokens: SupportsIndex, blocks: SupportsIndex = 0, cached: SupportsIndex = 0
-    ) -> None:
+        self, request: Request, tokens: SupportsIndex, blocks: SupportsIndex = 0, cached: SupportsIndex = 0,
+        drafts: SupportsIndex = 0,
+    ) -> None:  # fmt: skip
         self.request = request
         self.tokens = count_of(tokens, "Chunk.tokens")
         # blocks that the request holds from now on; 0: as many as its tokens need
         self.blocks = count_of(blocks, "Chunk.blocks")
         # tokens before these, which a request takes from the prefix cache when it is admitted
         self.cached = count_of(cached, "Chunk.cached")
+        # of these tokens, the last ones that are guesses (speculative decoding): the model may reject them
+        self.drafts = count_of(drafts, "Chunk.drafts")
 
     def __iter__(self) -> Iterator[Any]:
-        return iter((self.request, self.tokens, self.blocks, self.cached))
+        return iter((self.request, self.tokens, self.blocks, self.cached, self.drafts))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Chunk) and tuple(self) == tuple(other)
@@ -44,7 +47,7 @@ class Chunk:
         return Chunk, tuple(self)
 
     def __repr__(self) -> str:
-        return f"Chunk({self.request!r}, {self.tokens}, {self.blocks}, {self.cached})"
+        return f"Chunk({self.request!r}, {self.tokens}, {self.blocks}, {self.cached}, {self.drafts})"
 
 
 class Preemption(NamedTuple):

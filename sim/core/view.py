@@ -103,7 +103,7 @@ class CacheDraft:
         """Plan to admit a request: it uses the prefix and computes the next tokens."""
         raise NotImplementedError
 
-    def preempt(self, request: Request, tokens: int) -> int:
+    def preempt(self, request: Request, tokens: int, blocks: int = 0) -> int:
         """Plan to preempt a request, to which the step had given tokens. Return how many blocks become free.
 
         If evictable blocks are not free, these count, too.

@@ -25,6 +25,7 @@ class LinearCost(StepCost):
     decode_live: float = 0.0
     context: float = 0.0  # per cached token that is read
     swap_block: float = 0.0
+    draft_token: float = 0.0  # per drafted token that is verified
     experts: float = 0.0  # to read all experts of the model; a step reads those that its tokens use
     expert_share: float = 0.0  # not seconds: the share of the experts that a token uses
 
@@ -50,7 +51,7 @@ class LinearCost(StepCost):
                 + self.context * shape.context
             )
         seconds += self._experts(shape.prefill_tokens + shape.decode_rows)
-        return seconds + self.swap_block * shape.swapped
+        return seconds + self.swap_block * shape.swapped + self.draft_token * shape.drafts
 
     def decode(self, rows: int, live: int, context: int) -> float:
         fixed, slope = self.linear_in_context(rows, live)

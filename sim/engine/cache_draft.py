@@ -48,7 +48,8 @@ class Draft(CacheDraft):
             holding = self.cache.holdings.get(request)
             if holding is not None and not request.decodes:
                 self._decoding_before = min(self._decoding_before, request._admission)
-                self._plan(holding.text, request._cached + chunk.tokens)
+                known = min(request._cached + chunk.tokens, request.length) - request.in_flight
+                self._plan(holding.text, known - self.cache.unnamed if chunk.drafts or self.cache.named is not None else request._cached + chunk.tokens)
         if decodes and self._decoding_before < FOREVER:  # those that decode behind it cache their blocks later
             for holding in reversed(self.cache.holdings.values()):  # the newest first
                 if holding.request._admission <= self._decoding_before:
@@ -73,6 +74,9 @@ class Draft(CacheDraft):
         for planned, full in self._planned:
             if full > blocks:
                 blocks = max(blocks, min(full, limit, equal_tokens(text, planned, 0, limit * size) // size))
+        if cache.drops_last and blocks:
+            blocks -= 1
+            match = cache.tree.match(text, blocks, self._number, self._decoding_before)
         idle, may_grow = match.idle, match.may_grow
         if cache.host is not None:
             end = cache.host.find(text, blocks, limit)
@@ -117,10 +121,10 @@ class Draft(CacheDraft):
             if not run.refs_in(self._number):
                 self._used += run.length
             run.add_to_draft(self._number, 0, 1)
-        self._plan(text, prefix.tokens + tokens)
+        self._plan(text, prefix.tokens + tokens - cache.unnamed)
 
-    def preempt(self, request: Request, tokens: int) -> int:
-        blocks = self.cache.pool.blocks_for(request.cached + tokens)
+    def preempt(self, request: Request, tokens: int, blocks: int = 0) -> int:
+        blocks = blocks or self.cache.pool.blocks_for(request.cached + tokens)
         holding = self.cache.holdings.get(request)
         if holding is None:
             return blocks

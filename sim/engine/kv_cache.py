@@ -136,6 +136,9 @@ class KvCache:
         are one token further.
         """
 
+    def note_known(self, request: Request) -> None:
+        """Note that a step has returned whose drafts were verified: its accepted tokens are known."""
+
     def evict(self, blocks: int) -> None:
         """Evict cached blocks that no request holds, so that they are free."""
 

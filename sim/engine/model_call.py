@@ -112,6 +112,9 @@ def _launch_chunks(server: Server, step: Step) -> None:
         totals.add_prompt(tokens, cached)
         if cached < request.prompt + request._written:
             continue
+        if server.drafts is not None:
+            step.verified = [*step.verified, server.drafts.launch(chunk, server.overlaps)]
+            continue
         request._written = written = request._written + 1
         request._in_flight = 1
         sampled.append(request)
@@ -204,6 +207,8 @@ def deliver(server: Server, step: Step, now: float) -> list[Request]:
     if step.paused:
         for request in step.paused:
             request._joined_busy_s = server.cohort.busy
+    if step.verified:
+        _deliver_verified(server, step, now)
     finished = _finished(server, step) if step.ends or step.fails else NO_REQUESTS
     server.rules.process_results(server, step, finished, now)
     return finished
@@ -244,6 +249,39 @@ def _deliver_chunks(server: Server, step: Step, now: float, seconds: float) -> N
         request._in_flight -= 1
         request._joined_busy_s = server.cohort.busy
     server.tokens_generated += len(step.sampled)
+
+
+def _deliver_verified(server: Server, step: Step, now: float) -> None:
+    """Record the tokens of requests whose drafts were verified: the accepted ones and one more."""
+    drafts, cache = server.drafts, server.prefix_cache
+    assert drafts is not None
+    for row in step.verified:
+        request, tokens = row.request, 1 + row.accepted
+        rejected = row.drafts - row.accepted
+        drafts.count(row)
+        if request.status == "running":
+            request._cached -= rejected
+            server.kv_use.tokens -= rejected
+        request._written -= rejected
+        request._in_flight -= 1 + row.drafts
+        known = request._written - request._in_flight
+        if known > request.stop_at:
+            tokens -= known - request.stop_at
+            request._written -= known - request.stop_at
+        if request.first_token is None:
+            request.first_token = now
+        else:
+            assert request.last_token is not None
+            server.token_gaps.add(now - request.last_token, 1)
+        request.last_token = now
+        server.tokens_generated += tokens
+        is_running = request.status == "running"
+        if is_running and server.overlaps and cache is not None:
+            cache.note_known(request)
+        if known >= request.stop_at:
+            step.note_end(request)
+        elif is_running and not server.overlaps:
+            request.drafts = drafts.offered(request)
 
 
 def _finished(server: Server, step: Step) -> list[Request]:

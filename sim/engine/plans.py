@@ -89,9 +89,9 @@ def _start_chunks(server: Server, chunks: Sequence[Chunk], step: Step) -> None:
         if cache is not None and request.status != "running":
             cached = _use_cached(server, chunk, step.decode_rows > 0)
         pending = request.prompt + request._written - cached
-        assert 0 < tokens <= pending, f"a chunk has {tokens} tokens, {request} has {pending} pending"
+        assert 0 < tokens <= pending + chunk.drafts, f"a chunk has {tokens} tokens, {request} has {pending} pending"
         if request.status != "running":
-            server.admit(request, step, tokens < pending)
+            server.admit(request, step, tokens < pending or server.drafts is not None)
         needed = -(-(cached + tokens) // pool.block_size)
         if needed < blocks:
             needed = blocks
@@ -115,7 +115,7 @@ def _start_chunks(server: Server, chunks: Sequence[Chunk], step: Step) -> None:
 def _use_cached(server: Server, chunk: Chunk, decodes: bool) -> int:
     """Give a request that is admitted the blocks of its cached tokens. Return their number."""
     request, cached = chunk.request, chunk.cached
-    assert server.prefix_cache is not None and not chunk.blocks, "a prefix cache does not reserve blocks"
+    assert server.prefix_cache is not None
     taken = server.prefix_cache.admit(request, cached, decodes)
     server.kv_use.tokens += taken * server.pool.block_size
     request._cached = cached

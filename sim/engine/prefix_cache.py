@@ -12,6 +12,7 @@ with another one. So its blocks need no node; only after a preemption it can fin
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Optional
 
 from servesim.core import FOREVER, BlockPool, Request
 
@@ -25,7 +26,10 @@ from .texts import Text
 class PrefixCache(KvCache):
     """The cached blocks of one server."""
 
-    __slots__ = ("appends_all", "blank", "count", "counts_lookups", "free_list", "holdings", "tree")
+    __slots__ = (
+        "appends_all", "blank", "count", "counts_lookups", "drops_last", "free_list", "holdings", "named", "tree",
+        "unnamed",
+    )  # fmt: skip
 
     def __init__(
         self, pool: BlockPool, cohort: Cohort, appends_all: bool, counts_lookups: bool, counts_preempted_apart: bool
@@ -37,6 +41,10 @@ class PrefixCache(KvCache):
         self.blank = pool.total  # blocks without text before the runs of the list
         self.count = pool.total  # free blocks with and without text; until `_settle`, some of them may be taken
         self.holdings: dict[Request, Holding] = {}  # running requests that the tree knows
+        # With drafts: the tokens of a request that the cache knows, which are told at decisions only.
+        self.named: Optional[dict[Request, int]] = None
+        self.unnamed = 0  # tokens at the end that are never known, with drafts of several modules
+        self.drops_last = False  # the last matching block of a lookup is not used
         self.appends_all = appends_all  # also partly filled blocks go to the back
 
     def free_runs(self) -> list[Run]:
@@ -98,10 +106,24 @@ class PrefixCache(KvCache):
 
     def schedule(self, request: Request, tokens: int, decoding_before: int) -> None:
         holding = self.holdings.get(request)
-        if holding is not None:
+        if self.named is not None:
+            self._name(request, min(request.cached + tokens, request.length) - request.in_flight)
+        elif holding is not None:
             self.tree.update(holding.node, decoding_before)
             known = request.cached + tokens - request.in_flight
             self.tree.register(holding, known // self.pool.block_size, decoding_before)
+
+    def note_known(self, request: Request) -> None:
+        self._name(request, min(request.cached, request.length - 1) - request.in_flight)
+
+    def _name(self, request: Request, known: int) -> None:
+        assert self.named is not None
+        known -= self.unnamed
+        if known > self.named.get(request, 0):
+            self.named[request] = known
+            holding = self.holdings.get(request)
+            if holding is not None:
+                self.tree.register(holding, known // self.pool.block_size, 0)
 
     def update_all(self, decoding_before: int = 0) -> None:
         for holding in list(self.holdings.values()):
@@ -115,6 +137,9 @@ class PrefixCache(KvCache):
 
     def release(self, request: Request, known: int, may_return: bool) -> int:
         self._settle()
+        given = known
+        if self.named is not None:
+            known = min(known, self.named.pop(request, 0))
         blocks, holding = known // self.pool.block_size, self.holdings.get(request)
         if holding is not None:
             blocks = max(blocks, holding.end)
@@ -136,7 +161,7 @@ class PrefixCache(KvCache):
         request._blocks = 0
         self.count += freed + unfilled
         self.pool.free += freed + unfilled
-        return known - (blocks - freed) * self.pool.block_size
+        return given - (blocks - freed) * self.pool.block_size
 
     def _release_held(self, holding: Holding, blocks: int) -> int:
         """Release the full blocks of a request, the last one first. Return how many no other request holds."""
@@ -163,8 +188,11 @@ class PrefixCache(KvCache):
     def _settle(self) -> None:
         """Remove the blocks that were taken from the front of the free list since the last time."""
         taken = self.count - self.pool.free
-        if taken <= 0:
-            return
+        if taken > 0:
+            self.take_first(taken)
+
+    def take_first(self, taken: int) -> None:
+        """Remove blocks from the front of the free list, which the pool has counted or will count."""
         self.count -= taken
         blank = min(taken, self.blank)
         self.blank -= blank

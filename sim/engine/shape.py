@@ -40,17 +40,19 @@ def runs_as_decode(chunk: Chunk, rules: EngineRules) -> bool:
     request = chunk.request
     if request.sampling is not None:
         return readmitted_as_decode(request)
-    return rules.one_token_decodes and chunk.tokens == 1 and request.pending == 1 and rules.runs_as_decode(chunk)
+    alone = chunk.tokens - chunk.drafts == 1 and request.pending == 1
+    return alone and rules.one_token_decodes and rules.runs_as_decode(chunk)
 
 
 def step_shape(step: Step, padding: Padding, rules: EngineRules) -> Shape:
     """Return the shape of a step."""
     chunks, decode_live, context, longest = step.chunks, step.decode_rows, step.context, step.longest
+    drafts = 0
     if rules.one_token_decodes or rules.sequence_groups:
         last = [
             chunk
             for chunk in chunks
-            if (chunk.tokens == 1 or chunk.request.sampling is not None) and runs_as_decode(chunk, rules)
+            if (chunk.tokens - chunk.drafts == 1 or chunk.request.sampling is not None) and runs_as_decode(chunk, rules)
         ]
         if last:
             chunks = [chunk for chunk in chunks if not runs_as_decode(chunk, rules)]
@@ -59,9 +61,11 @@ def step_shape(step: Step, padding: Padding, rules: EngineRules) -> Shape:
             context += sum(contexts)
             if longest or not step.decode_rows:
                 longest = max(longest, *contexts)
+            drafts = sum(chunk.drafts for chunk in last)
     live = squares = cross = 0
     for chunk in chunks:
-        tokens, cached = chunk.tokens, chunk.request._cached
+        tokens, cached = chunk.tokens - chunk.drafts, chunk.request._cached
+        drafts += chunk.drafts
         live += tokens
         squares += tokens * tokens
         if cached:
@@ -75,5 +79,6 @@ def step_shape(step: Step, padding: Padding, rules: EngineRules) -> Shape:
     elif extra:
         rows += extra
         padded += extra * padding.pad_tokens(max((chunk.tokens for chunk in chunks), default=0))
-    numbers = (rows, padded, live, squares, cross, decode_rows, decode_live, context, step.copied_blocks, longest)
+    copied = step.copied_blocks
+    numbers = (rows, padded, live, squares, cross, decode_rows, decode_live, context, copied, longest, drafts)
     return tuple.__new__(Shape, numbers)  # `Shape(...)` runs Python code of `NamedTuple`, also if this is compiled

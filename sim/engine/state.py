@@ -18,6 +18,7 @@ from typing import Final, Optional
 from servesim.core import BlockPool, Policy, Preemption, Rejection, Request, View
 
 from .cohort import Cohort
+from .drafts import Drafts
 from .groups import group_of, stored_tokens
 from .kv_cache import KvCache
 from .kv_use import KvUse
@@ -63,6 +64,7 @@ class ServerState:
         self.tokens_generated = 0  # over all requests
         self.flight: Optional[Step] = None  # the newest step in flight; Step.before is the one before it
         self.overlaps = False  # a step is decided before the last one has returned
+        self.drafts: Optional[Drafts] = None  # speculative decoding
         self._admissions = 0
         self.record_moves = False  # whether steps list admitted and preempted requests, for observers
         self.may_fail = False  # whether a request with `fails_at_token` has arrived
@@ -130,8 +132,9 @@ class ServerState:
         request._in_prefilling = False
 
     def preempt(
-        self, preemption: Preemption, now: float, drops_token: bool = False, tokens: int = 0, frees_last: bool = False
-    ) -> int:
+        self, preemption: Preemption, now: float, drops_token: bool = False, tokens: int = 0, frees_last: bool = False,
+        blocks: int = 0,
+    ) -> int:  # fmt: skip
         """Preempt a running request, or one kept on the device. Return the number of blocks copied to the host.
 
         `drops_token`: it loses its token in flight, and computes it again. With a prefix cache, `tokens`: those that
@@ -162,7 +165,7 @@ class ServerState:
             self.free_blocks(request)
         else:
             assert mode == "recompute", f"expected recompute with a prefix cache, got {mode}"
-            self._release_cached(request, tokens, unknown, frees_last)
+            self._release_cached(request, tokens, unknown, frees_last, blocks)
         if mode == "recompute":
             request._cached = 0
         self._requeue(request, queue)
@@ -188,10 +191,10 @@ class ServerState:
             self.kv_use.tokens -= request._cached
             request._blocks = 0
 
-    def _release_cached(self, request: Request, tokens: int, unknown: int, frees_last: bool) -> None:
+    def _release_cached(self, request: Request, tokens: int, unknown: int, frees_last: bool, blocks: int) -> None:
         """Release the blocks of a preempted request, now or at the end of the plan."""
         computed, held = request._cached + tokens, request._blocks
-        request._blocks = self.pool.blocks_for(computed)
+        request._blocks = blocks or self.pool.blocks_for(computed)
         self.allocate(request._blocks - held)
         self.kv_use.tokens += tokens - unknown  # not computed, but released with the others
         self.unreleased.append((request, computed - unknown))

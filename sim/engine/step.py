@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, Optional
+from typing import Any, Final, NamedTuple, Optional
 
 from servesim.core import Chunk, Plan, Request
 
@@ -14,13 +14,21 @@ MIN_LINEAR: Final = 4  # fewer gaps are smaller one by one
 NO_REQUESTS: Final[list[Request]] = []  # never changed: a list per field and step would take time
 
 
+class Verified(NamedTuple):
+    """A request whose drafted tokens a step verifies."""
+
+    request: Request
+    drafts: int
+    accepted: int  # the first ones of them
+
+
 class Step:
     """One step: a plan that has been carried out, its model call if it has one, and what the call will return."""
 
     __slots__ = (
         "admitted", "before", "chunks", "context", "copied_blocks", "decided", "decode_rows", "end", "ends", "fails",
         "first_end", "has_moves", "hold", "joined", "left", "longest", "paused", "plan", "preempted", "requests",
-        "rows", "sampled", "shared_copies", "start", "steps",
+        "rows", "sampled", "shared_copies", "start", "steps", "verified",
     )  # fmt: skip
 
     def __init__(self, plan: Plan, decided: float, start: float) -> None:
@@ -47,6 +55,7 @@ class Step:
         self.rows = 0  # decode rows whose token will count
         self.joined = NO_REQUESTS  # rows that decode for the first time since they joined the cohort
         self.sampled = NO_REQUESTS  # requests whose prompt it completes
+        self.verified: Sequence[Verified] = ()  # requests that may get several tokens (speculative decoding)
         self.ends = NO_REQUESTS  # requests that get their last token
         self.left = NO_REQUESTS  # rows that have left the cohort since then
         self.fails = False  # the model call fails; then `requests` has all its rows
@@ -91,7 +100,13 @@ class Step:
     def drop(self, request: Request) -> None:
         """Throw away the token of a request."""
         cohort = request._cohort
-        if request in self.sampled:
+        if self.verified:
+            gone = [row for row in self.verified if row.request is request]
+            for row in gone:
+                request._in_flight -= 1 + row.drafts
+                request._written -= 1 + row.drafts
+            self.verified = [row for row in self.verified if row.request is not request]
+        elif request in self.sampled:
             self.sampled.remove(request)
             request._in_flight = 0
             request._written -= 1

@@ -290,7 +290,8 @@ def count_hashes(cache: PrefixCache, server: Server, step: Step) -> int:
         if request not in cache.holdings:  # it shares no text
             planned = tokens.get(request.id, 0)
             unknown = request.in_flight if planned else server.cohort.unknown_tokens(request)
-            blocks += (request.cached + planned - unknown) // server.pool.block_size
+            known = request.cached + planned - unknown if cache.named is None else cache.named.get(request, 0)
+            blocks += known // server.pool.block_size
     return blocks
 
 

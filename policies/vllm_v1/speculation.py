@@ -1,0 +1,157 @@
+"""The scheduler of vLLM V1 with speculative decoding: a decode computes its last token and its drafts.
+
+Every request is scheduled one by one, because each may get another number of tokens.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from servesim.core import FOREVER, CachedPrefix, Chunk, Plan, Preemption, Request, View
+
+from .rules import Unscheduled
+
+if TYPE_CHECKING:
+    from .policy import VLLMV1
+
+
+class Pass:
+    """One decision: what is left for further requests, and what it has planned."""
+
+    def __init__(self, policy: VLLMV1, view: View) -> None:
+        self.policy, self.view, self.drafting = policy, view, policy.drafting
+        self.tokens = self.inputs = policy.max_num_batched_tokens
+        self.free = view.pool.free
+        self.taken = 0  # blocks of running requests since the last preemption
+        self.most = FOREVER if view.max_model_len is None else view.max_model_len
+        self.max_chunk = policy.max_chunk(len(view.running) + len(view.waiting))
+        self.scheduled: dict[Request, Chunk] = {}  # in batch order
+        self.preempt: list[Preemption] = []
+        self.in_prompt = False  # a request that is scheduled was in the middle of its prompt
+
+    @property
+    def room(self) -> int:
+        """The most tokens of one more request."""
+        return min(self.tokens, self.inputs - self.drafting.slots)
+
+    def spend(self, tokens: int) -> None:
+        self.tokens -= tokens
+        self.inputs -= tokens + self.drafting.slots
+
+    def blocks(self, tokens: int) -> int:
+        """Return the blocks of a request with these computed tokens, and of what the drafter writes."""
+        return self.view.pool.blocks_for(min(tokens + self.drafting.lookahead, self.most))
+
+    def cut(self, missing: int, tokens: int) -> int:
+        """Return fewer tokens if they would end too near before the end of the known tokens, of which some miss."""
+        ahead = self.drafting.prefill_lookahead
+        left = missing - tokens
+        return max(0, tokens - (ahead - left)) if ahead > 1 and 0 < left < ahead else tokens
+
+    def running_tokens(self, request: Request) -> int:
+        """Return the tokens of a running request in this step."""
+        cached, in_flight = request.cached, request.in_flight
+        if in_flight and cached + 2 - in_flight >= request.prompt + request.max_tokens:
+            return 0  # its last token is in flight
+        goal = request.length + request.drafts
+        tokens = min(goal - cached, self.max_chunk, self.room, self.most - 1 - cached)
+        return self.cut(request.length - in_flight - cached, tokens)
+
+    def run(self) -> Plan:
+        cache = self.view.prefix_cache
+        if cache is not None:
+            cache.start(decodes=False)
+        goes_on = self._schedule_running()
+        chunks = list(self.scheduled.values())
+        if goes_on and not self.preempt:
+            if cache is not None:
+                cache.start(chunks, decodes=False)
+            self._admit(chunks)
+        return Plan(preempt=self.preempt, chunks=chunks)
+
+    def _schedule_running(self) -> bool:
+        """Schedule running requests. Return whether waiting ones may follow."""
+        running, index = list(self.view.running), 0
+        while index < len(running) and self.room > 0:
+            request = running[index]
+            tokens = self.running_tokens(request)
+            if tokens <= 0:
+                index += 1
+                continue
+            blocks = max(self.blocks(request.cached + tokens), request.blocks)
+            first = len(self.preempt)
+            while blocks - request.blocks > self.free:
+                victim = self.policy.victim(running)
+                running.remove(victim)
+                index -= self._preempt(victim)
+                if victim is request:
+                    self.preempt[first:] = [frees_last(gone) for gone in self.preempt[first:]]
+                    return False
+            drafts = max(0, min(tokens + request.cached - request.length, request.drafts))
+            self.in_prompt = self.in_prompt or request.pending > 1 or not request.written
+            self.scheduled[request] = Chunk(request, tokens, blocks, drafts=drafts)
+            self.free -= blocks - request.blocks
+            self.taken += blocks - request.blocks
+            self.spend(tokens)
+            index += 1
+        return True
+
+    def _preempt(self, victim: Request) -> int:
+        """Plan to preempt a request. Return 1 if it was scheduled in this step."""
+        chunk, cache = self.scheduled.pop(victim, None), self.view.prefix_cache
+        tokens, blocks = (0, victim.blocks) if chunk is None else (chunk.tokens, chunk.blocks)
+        taken, self.taken = self.taken - (blocks - victim.blocks), 0
+        self.preempt.append(Preemption(victim, extra=Unscheduled(tokens, blocks, taken)))
+        self.free += blocks if cache is None else cache.preempt(victim, tokens, blocks)
+        if chunk is None:
+            return 0
+        self.tokens += tokens
+        self.inputs += tokens + self.drafting.slots
+        return 1
+
+    def _admit(self, chunks: list[Chunk]) -> None:
+        """Add the first chunks of waiting requests."""
+        policy, view, pool = self.policy, self.view, self.view.pool
+        cache, seats = view.prefix_cache, (policy.max_num_active_seqs or policy.max_num_seqs) - len(view.running)
+        watermark = int(policy.watermark * (pool.total + 1))
+        for request in view.waiting:
+            if seats <= 0 or self.room <= 0:
+                return
+            prefix = CachedPrefix(0, 0, False, 0) if cache is None else cache.find(request, self.free)
+            cached, shared = prefix.tokens, prefix.tokens // pool.block_size - prefix.idle_blocks
+            missing = request.length - cached
+            tokens, drafts = min(missing, self.max_chunk), 0
+            if missing == 1 and self._pads(cached):
+                drafts = self.drafting.tokens
+                if 1 + drafts > self.room:
+                    return
+                tokens += drafts
+            elif tokens > self.room and not policy.enable_chunked_prefill:
+                return
+            tokens = min(tokens, self.room)
+            tokens = tokens if drafts else self.cut(missing, tokens)
+            blocks = self.blocks(cached + tokens)
+            need = blocks
+            if policy.scheduler_reserve_full_isl:
+                need = max(need, pool.blocks_for(min(request.length, self.most)))
+            if tokens <= 0 or need - shared + (watermark if view.running or chunks else 0) > self.free:
+                return
+            self.free -= blocks - shared
+            self.spend(tokens)
+            chunks.append(Chunk(request, tokens, blocks, cached, drafts))
+            if cache is not None:
+                cache.admit(request, prefix, tokens - drafts)
+            seats -= 1
+
+    def _pads(self, cached: int) -> bool:
+        """Whether a request that needs one token gets empty drafts, so that all decodes have the same shape."""
+        return (
+            not self.in_prompt
+            and (bool(self.scheduled) or cached > 0)
+            and cached + 2 + self.drafting.tokens <= self.most
+        )
+
+
+def frees_last(preemption: Preemption) -> Preemption:
+    """Return a preemption whose request releases its blocks after the chunks have taken theirs."""
+    return preemption._replace(extra=preemption.extra._replace(frees_last=True))
