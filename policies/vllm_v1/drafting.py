@@ -13,7 +13,6 @@ class Drafting(NamedTuple):
     slots: int = 0  # inputs of the drafter per request, beside its tokens
     drops_last_hit: bool = False  # the drafter needs the block before the first new token
     prefill_lookahead: int = 0  # a chunk never ends fewer tokens than this before the end
-    can_overlap: bool = True  # asynchronous scheduling; vLLM turns it off otherwise
 
 
 NO_DRAFTS: Final = Drafting()
@@ -24,7 +23,7 @@ def drafting_of(method: str, tokens: int, modules: int) -> Drafting:
     if not tokens:
         return NO_DRAFTS
     if method == "ngram":
-        return Drafting(tokens, can_overlap=False)
+        return Drafting(tokens)
     if method == "draft_model":
         return Drafting(tokens, tokens, 1)
     return Drafting(tokens, tokens, 0, True, tokens if method == "mtp" and modules > 1 else 1)

@@ -61,8 +61,7 @@ def v1_flags(scenario: Scenario, policy: Any) -> dict[str, Any]:
     """Return the flags of the V1 engine. One more block than simulated: V1 never uses the first one."""
     engine, host = scenario.engine, scenario.engine.host_cache
     reserve = switch("scheduler-reserve-full-isl", policy.scheduler_reserve_full_isl)
-    is_async = policy.rules().steps_in_flight > 1
-    may_be_async = policy.is_since(DECIDES_ASYNC) or is_async
+    may_be_async = policy.is_since(DECIDES_ASYNC) or policy.async_scheduling
     return {
         **token_flags(policy),
         "--max-num-active-seqs": policy.max_num_active_seqs,
@@ -75,7 +74,7 @@ def v1_flags(scenario: Scenario, policy: Any) -> dict[str, Any]:
         **memory_flags(scenario, engine.num_blocks + 1),
         **switch("enable-prefix-caching", policy.enable_prefix_caching),
         "--kv-offloading-size": None if host is None else blocks_gib(scenario, host.blocks),
-        **(switch("async-scheduling", is_async) if may_be_async else {}),
+        **(switch("async-scheduling", policy.async_scheduling) if may_be_async else {}),
         "--speculative-config": speculative_config(policy),
         "--data-parallel-size": engine.data_parallel_size if engine.data_parallel_size > 1 else None,
     }

@@ -100,7 +100,7 @@ class VLLMV1(Policy):
     num_speculative_tokens: Int0 = 0  # drafted tokens per request and step; 0: no speculative decoding
     speculative_method: Literal["ngram", "eagle", "eagle3", "mtp", "draft_model"] = "eagle"  # what drafts them
     mtp_modules: Int1 = 1  # of the method mtp
-    async_scheduling: bool = True  # decide a step while the last one runs; default since 0.14; never with ngram
+    async_scheduling: bool = True  # decide a step while the last one runs; default since 0.14
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -135,7 +135,7 @@ class VLLMV1(Policy):
         return VLLMRules(
             f"vLLM V1 {self.version}",
             "recordings of the real schedulers of 0.11.0, 0.14.0, 0.19.0, 0.27.0 and 0.32.0",
-            2 if self.async_scheduling and self.drafting.can_overlap else 1,
+            2 if self.async_scheduling else 1,
             self.enable_prefix_caching,
             version_number(self.version),
             self.drafting,
