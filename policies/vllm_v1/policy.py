@@ -133,7 +133,7 @@ class VLLMV1(Policy):
 
     def rules(self) -> VLLMRules:
         return VLLMRules(
-            f"vLLM V1 {self.version}, without speculation",
+            f"vLLM V1 {self.version}",
             "recordings of the real schedulers of 0.11.0, 0.14.0, 0.19.0, 0.27.0 and 0.32.0",
             2 if self.async_scheduling else 1,
             self.enable_prefix_caching,
