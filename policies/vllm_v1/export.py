@@ -97,7 +97,7 @@ def v1_command(scenario: Scenario, model: str = MODEL, plugin: Optional[Plugin] 
         notes.insert(0, OFFLOADING)
     if DRAFT_MODEL in str(flags["--speculative-config"]):
         notes.insert(0, NAME_DRAFTER)
-    if policy.is_since(DECIDES_ASYNC) and not policy.async_scheduling:
+    if policy.is_since(DECIDES_ASYNC) and not policy.async_scheduling and policy.speculative_method != "ngram":
         notes.insert(0, f"--no-async-scheduling: {AS_SIMULATED.format('plan a step while the last one runs')}")
     missing = changed_fields(policy, FIELDS | set(added.fields), {**OF_MODEL, **added.not_expressed})
     missing += changed_engine_keys(engine, ENGINE_KEYS)
