@@ -118,11 +118,11 @@ def run_result(live: LiveDriver, requests: Sequence[Request]) -> dict[str, Any]:
 
 
 def drafts_result(live: LiveDriver, requests: Sequence[Request]) -> dict[str, Any]:
-    """Return what was drafted and accepted, as JSON; per request, the rows of `LiveDrafts.log`."""
+    """Return what was drafted and accepted, as JSON; by request, the rows of `LiveDrafts.log`."""
     counts, log = live.loop.server.drafts, live.history.drafts
     if counts is None or log is None:
         return {}
-    rows = [log.log.get(request.id, []) for request in requests]
+    rows = {str(request.id): log.log.get(request.id, []) for request in requests}
     return {"drafts": {**{name: getattr(counts, name) for name in DRAFT_COUNTS}, "requests": rows}}
 
 
