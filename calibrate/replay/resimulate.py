@@ -31,7 +31,7 @@ from .verify import Comparison, compare
 
 
 class MeasuredCost(StepCost):
-    """The measured time of each model call. The longest context, last in a shape, may be unknown: not compared."""
+    """The measured time of each model call. The longest context may be unknown: not compared."""
 
     @property
     def deterministic(self) -> bool:
@@ -50,11 +50,15 @@ class MeasuredCost(StepCost):
         assert self.loop is not None
         index, in_flight = self.calls_matched, self.loop.server.flight
         start = self.loop.now if in_flight is None else in_flight.end
-        if not self.diverged and index < len(self.ends) and self.shapes[index][:-1] == shape[:-1]:
+        if not self.diverged and index < len(self.ends) and same_work(self.shapes[index], shape):
             self.calls_matched += 1
             return max(0.0, self.ends[index] - start)
         self.diverged = True
         return self.profile.seconds(shape) * self.ratios.get(bool(shape.prefill_rows), 1.0)
+
+
+def same_work(measured: Shape, planned: Shape) -> bool:
+    return measured._replace(longest=0) == planned._replace(longest=0)
 
 
 def ratios(calls: Sequence[ModelCall], shapes: Sequence[Shape], profile: StepCost) -> dict[bool, float]:

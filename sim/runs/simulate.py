@@ -299,6 +299,8 @@ def outside_profile(scenario: Scenario, profile: Profile, clocks: Sequence[Simul
 def reached_sizes(scenario: Scenario, clocks: Sequence[SimulatedClock]) -> dict[str, float]:
     """Return the largest sizes of all steps."""
     largest = Shape(*map(max, *[clock.largest_shape for clock in clocks], Shape()))
+    if largest.drafts:  # tokens of the layers, as those of prompts
+        largest = largest._replace(prefill_tokens=max(largest.prefill_tokens, largest.decode_rows + largest.drafts))
     if scenario.engine.host_cache is not None:
         largest = largest._replace(swapped=0)  # the profile does not give the time of these copies
     return {**largest._asdict(), "context_per_row": max([clock.largest_row_context for clock in clocks])}
