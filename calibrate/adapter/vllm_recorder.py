@@ -118,7 +118,9 @@ def step_shape(decision: Any, requests: Any) -> dict[str, Any]:
 def describe_engine(scheduler: Any) -> dict[str, Any]:
     """Return what the log says about the server: version, settings, KV blocks, model and device."""
     config = scheduler.vllm_config
-    sections = {name: plain_values(getattr(config, f"{name}_config", None), chosen) for name, chosen in SECTIONS.items()}
+    sections = {
+        name: plain_values(getattr(config, f"{name}_config", None), chosen) for name, chosen in SECTIONS.items()
+    }
     sizes = config.model_config.hf_config.to_dict()
     return {
         "engine": "vllm",

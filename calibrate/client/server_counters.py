@@ -129,7 +129,11 @@ def speculation_between(before: ServerCounts, after: ServerCounts) -> Optional[d
     if drafts <= 0 or not accepted or min(accepted) < 0:
         return None
     rates = [round(min(1.0, count / drafts), 4) for count in accepted]
-    return {"tokens": len(rates), "acceptance": rates, "proposals": round(min(1.0, drafts / (change.get(LATER_OUTPUTS) or drafts)), 4)}
+    return {
+        "tokens": len(rates),
+        "acceptance": rates,
+        "proposals": round(min(1.0, drafts / (change.get(LATER_OUTPUTS) or drafts)), 4),
+    }
 
 
 def round_trip_ms(url: str) -> Optional[float]:
