@@ -60,6 +60,14 @@ class AscendV1(VLLMV1):
                 "async_scheduling: expected False, its rules with this scheduler are not modelled, got True"
             )
 
+    def require_drafts(self) -> None:
+        tokens = self.num_speculative_tokens
+        if tokens:
+            raise ValueError(
+                "num_speculative_tokens: expected 0, its rules are modelled with vllm-v1, not with this scheduler, "
+                f"got {tokens}"
+            )
+
     @property
     def can_overlap(self) -> bool:
         """Whether the rules of asynchronous scheduling are known."""

@@ -22,6 +22,7 @@ from servesim.core import (
     View,
     require_effect,
 )
+from servesim.core.limits import MAX_DRAFTS
 from servesim.core.native import mypyc_attr
 from servesim.policies.vllm_common import budget_refusals, prefilling_is_last, priority_key
 
@@ -106,6 +107,22 @@ class VLLMV1(Policy):
         super().__post_init__()
         require_effect(self, self.policy == "fcfs" or self.order == "priority", "order: priority", "aging")
         self._require_version()
+        self.require_drafts()
+
+    def require_drafts(self) -> None:
+        """Raise a ValueError if speculative decoding is not known with these fields."""
+        tokens = self.num_speculative_tokens
+        if not tokens:
+            return
+        if tokens > MAX_DRAFTS:
+            raise ValueError(f"num_speculative_tokens: expected at most {MAX_DRAFTS}, got {tokens}")
+        if version_number(self.version) < NEWEST:
+            raise ValueError(
+                f"num_speculative_tokens: expected 0 with version {self.version}: its rules are known for 0.32.0 only, "
+                f"got {tokens}"
+            )
+        if self.async_scheduling and self.speculative_method == "ngram":
+            raise ValueError("async_scheduling: expected False with speculative_method ngram, as in vLLM, got True")
 
     def _require_version(self) -> None:
         """Raise a ValueError for an unknown version, and for settings that the version does not have."""

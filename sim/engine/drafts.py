@@ -25,6 +25,8 @@ class Drafts:
         self.rows = 0
         self.drafted = 0
         self.accepted = 0
+        self.launched = 0  # drafts in all model calls, also of rows whose output is thrown away
+        self.kept = 0  # accepted drafts that became output
         self.accepted_at = [0] * tokens  # by position
 
     def launch(self, chunk: Chunk, overlaps: bool) -> Verified:
@@ -32,6 +34,7 @@ class Drafts:
         request, drafts = chunk.request, chunk.drafts
         padded = drafts > request.drafts
         accepted = min(self.accept(request, drafts), drafts) if drafts and not padded else 0
+        self.launched += drafts
         request._written += 1 + drafts
         request._in_flight += 1 + drafts
         request.drafts = self.tokens if overlaps else 0
@@ -47,6 +50,8 @@ class Drafts:
             self.rows += 1
             self.drafted += row.drafts
             self.accepted += row.accepted
+            row.request.drafted += row.drafts
+            row.request.accepted += row.accepted
             for position in range(row.accepted):
                 self.accepted_at[position] += 1
 

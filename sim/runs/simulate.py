@@ -196,6 +196,10 @@ def simulate(
     profile = load_profile(scenario.profile) if profile is None else profile
     trace = load_trace(scenario) if trace is None else trace
     requests = copy_requests(trace.requests)
+    if scenario.drafts is not None and scenario.drafts.acceptance == "column":
+        for request in requests:
+            if request.acceptance is None:
+                raise BadInput(f"speculative.acceptance: expected the column acceptance, request {request.id} has none")
     several = has_field(trace.requests, "sampling")
     answers = split_answers(requests, rules_of(scenario.make_policy())) if several else {}
     ran, ranks = with_answers(requests, answers), scenario.engine.data_parallel_size
