@@ -149,9 +149,11 @@ class VLLMV1(Policy):
         return version_number(self.version) >= version
 
     def rules(self) -> VLLMRules:
+        drafts = f"with {self.speculative_method} drafts" if self.num_speculative_tokens else "without speculation"
+        known = "recordings of the real schedulers of 0.11.0, 0.14.0, 0.19.0, 0.27.0 and 0.32.0"
         return VLLMRules(
-            f"vLLM V1 {self.version}",
-            "recordings of the real schedulers of 0.11.0, 0.14.0, 0.19.0, 0.27.0 and 0.32.0",
+            f"vLLM V1 {self.version}, {drafts}",
+            f"{known}; of 0.32.0 with drafts" if self.num_speculative_tokens else known,
             2 if self.async_scheduling else 1,
             self.enable_prefix_caching,
             version_number(self.version),
@@ -165,6 +167,9 @@ class VLLMV1(Policy):
         threshold = self.long_prefill_token_threshold
         if max_model_len is not None and threshold > max_model_len:
             refusals.append(f"long_prefill_token_threshold ({threshold}) is above max_model_len ({max_model_len})")
+        drafting = self.drafting
+        if drafting.prefill_lookahead > max(1, block_size) and self.enable_prefix_caching:
+            refusals.append(f"num_speculative_tokens ({drafting.tokens}) is above block_size ({block_size}) with mtp")
         active = self.max_num_active_seqs
         if active is not None and active > self.max_num_seqs:
             refusals.append(f"max_num_active_seqs ({active}) is above max_num_seqs ({self.max_num_seqs})")
