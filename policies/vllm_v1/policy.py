@@ -117,7 +117,9 @@ class VLLMV1(Policy):
         if tokens > MAX_DRAFTS:
             raise ValueError(f"num_speculative_tokens: expected at most {MAX_DRAFTS}, got {tokens}")
         if version_number(self.version) < NEWEST:
-            raise ValueError(f"num_speculative_tokens: expected 0, or version 0.32.0: its rules are known, got {tokens}")
+            raise ValueError(
+                f"num_speculative_tokens: expected 0, or version 0.32.0: its rules are known, got {tokens}"
+            )
         if self.async_scheduling and self.speculative_method == "ngram":
             raise ValueError("async_scheduling: expected False with speculative_method ngram, as in vLLM, got True")
 
