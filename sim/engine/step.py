@@ -108,8 +108,9 @@ class Step:
 
     def computes(self, request: Request) -> bool:
         """Whether a request that has left the cohort is part of the model call."""
-        rows = [*self.chunks, *self.verified]
-        return request in self.left or any(row.request is request for row in rows)
+        if request in self.left or any(row.request is request for row in self.verified):
+            return True
+        return any(chunk.request is request for chunk in self.chunks)
 
     def drop(self, request: Request) -> None:
         """Throw away the token of a request."""
