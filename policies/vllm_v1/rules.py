@@ -37,6 +37,7 @@ class VLLMRules(CachingRules):
     ) -> None:  # fmt: skip
         super().__init__(engine, validated_against, steps_in_flight, prefix_cache)
         self.drafting = drafting
+        self.may_have_cache_groups = type(self) is VLLMRules  # the plug-ins have schedulers of their own
         self.foresees_ends = version >= (0, 11, 1)
         self.arrival_is_send_time = True  # the API server stamps it
         self.rejects_oversized = False  # the real scheduler does not check this; such a request blocks the queue

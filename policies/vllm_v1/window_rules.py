@@ -70,12 +70,10 @@ class WindowRules:
 
     def names(self, kind: Kind, block: int, ends: Sequence[int]) -> bool:
         """Whether a full block of a window gets a name."""
-        segment, need = self.segment, kind.in_row + self.drops
-        if segment is None or (segment and need >= segment):
+        need, segment = kind.in_row + self.drops, 1 if self.segment is None else self.segment
+        if segment and (need >= segment or (block >= self.drops and (block - self.drops) % segment >= segment - need)):
             return True
-        if segment and block >= self.drops and (block - self.drops) % segment >= segment - need:
-            return True
-        return any([end - need <= block < end for end in ends])
+        return self.segment is not None and any([end - need <= block < end for end in ends])
 
 
 Names = Sequence[Mapping[Hashable, object]]  # by group: the keys of the blocks that have a name
