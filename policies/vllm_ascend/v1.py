@@ -59,6 +59,11 @@ class AscendV1(VLLMV1):
             raise ValueError(
                 "async_scheduling: expected False, its rules with this scheduler are not modelled, got True"
             )
+        if self.num_speculative_tokens:
+            raise ValueError(
+                "num_speculative_tokens: expected 0, its rules with this scheduler are not modelled; vllm-v1 has them, "
+                f"got {self.num_speculative_tokens}"
+            )
 
     @property
     def can_overlap(self) -> bool:

@@ -35,6 +35,7 @@ NO_PREFIX: Final = CachedPrefix(0, 0, False, 0)
 DECODE_ONCE: Final = Plan(decode=True)
 OLDEST: Final = (0, 11, 0)  # versions whose rules are known
 NEWEST: Final = (0, 32, 0)
+MAX_DRAFTS: Final = 1000  # per request and step
 SETTING_SINCE: Final = {  # settings that older versions do not have, and the first version with them
     "scheduler_reserve_full_isl": (0, 19, 0),
     "watermark": (0, 24, 0),
@@ -110,6 +111,21 @@ class VLLMV1(Policy):
         super().__post_init__()
         require_effect(self, self.policy == "fcfs" or self.order == "priority", "order: priority", "aging")
         self._require_version()
+        self._require_drafts()
+
+    def _require_drafts(self) -> None:
+        """Raise a ValueError if speculative decoding is not known with these fields."""
+        tokens = self.num_speculative_tokens
+        if not tokens:
+            return
+        if tokens > MAX_DRAFTS:
+            raise ValueError(f"num_speculative_tokens: expected at most {MAX_DRAFTS}, got {tokens}")
+        if version_number(self.version) < NEWEST:
+            raise ValueError(
+                f"num_speculative_tokens: expected 0, or version 0.32.0: its rules are known, got {tokens}"
+            )
+        if self.async_scheduling and self.speculative_method == "ngram":
+            raise ValueError("async_scheduling: expected False with speculative_method ngram, as in vLLM, got True")
 
     def _require_version(self) -> None:
         """Raise a ValueError for an unknown version, and for settings that the version does not have."""
@@ -137,7 +153,7 @@ class VLLMV1(Policy):
 
     def rules(self) -> VLLMRules:
         return VLLMRules(
-            f"vLLM V1 {self.version}, without speculation",
+            f"vLLM V1 {self.version}",
             "recordings of the real schedulers of 0.11.0, 0.14.0, 0.19.0, 0.27.0 and 0.32.0",
             2 if self.async_scheduling else 1,
             self.enable_prefix_caching,

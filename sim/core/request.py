@@ -25,7 +25,7 @@ PROGRESS_FIELDS = (
 class DecodeCohort:
     """The decoding requests of a server, as requests and policies see them. The engine has the rest in `Cohort`."""
 
-    __slots__ = ("context", "groups", "in_flight", "max_length", "size", "steps")
+    __slots__ = ("context", "groups", "in_flight", "max_length", "size", "steps", "width")
 
     def __init__(self) -> None:
         self.size = 0  # sequences: most requests have one
@@ -34,6 +34,7 @@ class DecodeCohort:
         self.groups: list[Request] = []  # those with several sequences
         self.steps = 0  # decode steps of the cohort so far
         self.in_flight = 0  # of these, steps that have not returned; always 0 if the engine waits for each step
+        self.width = 1  # tokens of a sequence in a step; more with drafts
 
     def blocks_needed(self, ahead: int = 0) -> int:
         """Return the new blocks of the next step, or of the step `ahead` steps after it."""
