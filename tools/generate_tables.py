@@ -16,6 +16,7 @@ import yaml
 from servesim.config.cluster import Cluster, Pool
 from servesim.config.registry import about_preset, presets
 from servesim.config.scenario import EngineConfig, Scenario, TraceFile
+from servesim.config.speculative import Speculative
 from servesim.config.validation import FAMILY_OF, RECORDINGS, VALIDATION, list_policies
 from servesim.core import Policy
 from servesim.core.class_source import docstring
@@ -255,6 +256,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "engine-keys": key_table(EngineConfig, "engine."),
     "cluster-keys": key_table(Cluster, "cluster."),
     "pool-keys": key_table(Pool),
+    "speculative-keys": key_table(Speculative, "speculative."),
     "routers": router_table,
     "trace-keys": key_table(TraceFile, "trace."),
     "sweep-keys": key_table(SweepFile),

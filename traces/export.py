@@ -28,7 +28,7 @@ class Export(NamedTuple):
 SERVESIM_COLUMNS = {  # column of the servesim format -> field of a request
     "arrival_s": "arrival", "prompt_tokens": "prompt", "output_tokens": "output", "id": "id", "limit_tokens": "limit",
     "priority": "priority", "session_id": "session", "follows": "follows",
-    "think_time_s": "think_time", "fails_at_token": "fails_at_token",
+    "think_time_s": "think_time", "fails_at_token": "fails_at_token", "acceptance": "acceptance",
 }  # fmt: skip
 OPTIONAL_COLUMNS = ("priority", "session_id", "think_time_s", "fails_at_token")  # omitted when empty
 
@@ -88,8 +88,7 @@ def _columns(
         omitted.add("id")
     if columns["limit_tokens"] == columns["output_tokens"]:
         omitted.add("limit_tokens")
-    if all(follows is None for follows in columns["follows"]):
-        omitted.add("follows")
+    omitted |= {column for column in ("follows", "acceptance") if all(value is None for value in columns[column])}
     kept = {column: values for column, values in columns.items() if column not in omitted}
     kept.update(sampling_columns([request.sampling for request in requests], write_list))
     if not trace.contents:

@@ -29,7 +29,7 @@ AnyRequest = TypeVar("AnyRequest", bound=ClientRequest)
 Column = Any  # np.ndarray, range or list: np.ndarray is no Sequence for type checkers
 DEFAULTS: Mapping[str, Any] = {  # a column that has only this value is not stored
     "limit": None, "priority": 0, "session": None, "content": None, "follows": None, "think_time": 0.0,
-    "fails_at_token": None, "sampling": None,
+    "fails_at_token": None, "sampling": None, "acceptance": None,
 }  # fmt: skip
 
 
@@ -211,6 +211,7 @@ class Columns:
     think_time: Optional[list[float]] = None
     fails_at_token: Optional[list[Optional[int]]] = None
     sampling: Optional[list[Optional[Sampling]]] = None
+    acceptance: Optional[list[Optional[float]]] = None
     unusable: dict[int, str] = field(default_factory=dict)  # index -> why it cannot be served
     numbers: Sequence[int] = ()  # row in the file, for messages; default: counted from 1
     hash_ids: Optional[list[Sequence[int]]] = None  # become contents; an empty list is no content

@@ -59,10 +59,13 @@ class AscendV1(VLLMV1):
             raise ValueError(
                 "async_scheduling: expected False, its rules with this scheduler are not modelled, got True"
             )
-        if self.num_speculative_tokens:
+
+    def require_drafts(self) -> None:
+        tokens = self.num_speculative_tokens
+        if tokens:
             raise ValueError(
-                "num_speculative_tokens: expected 0, its rules with this scheduler are not modelled; vllm-v1 has them, "
-                f"got {self.num_speculative_tokens}"
+                "num_speculative_tokens: expected 0, its rules are modelled with vllm-v1, not with this scheduler, "
+                f"got {tokens}"
             )
 
     @property

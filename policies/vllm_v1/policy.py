@@ -22,6 +22,7 @@ from servesim.core import (
     View,
     require_effect,
 )
+from servesim.core.limits import MAX_DRAFTS
 from servesim.core.native import mypyc_attr
 from servesim.policies.vllm_common import budget_refusals, prefilling_is_last, priority_key
 
@@ -35,7 +36,6 @@ NO_PREFIX: Final = CachedPrefix(0, 0, False, 0)
 DECODE_ONCE: Final = Plan(decode=True)
 OLDEST: Final = (0, 11, 0)  # versions whose rules are known
 NEWEST: Final = (0, 32, 0)
-MAX_DRAFTS: Final = 1000  # per request and step
 SETTING_SINCE: Final = {  # settings that older versions do not have, and the first version with them
     "scheduler_reserve_full_isl": (0, 19, 0),
     "watermark": (0, 24, 0),
@@ -111,9 +111,9 @@ class VLLMV1(Policy):
         super().__post_init__()
         require_effect(self, self.policy == "fcfs" or self.order == "priority", "order: priority", "aging")
         self._require_version()
-        self._require_drafts()
+        self.require_drafts()
 
-    def _require_drafts(self) -> None:
+    def require_drafts(self) -> None:
         """Raise a ValueError if speculative decoding is not known with these fields."""
         tokens = self.num_speculative_tokens
         if not tokens:
@@ -122,7 +122,8 @@ class VLLMV1(Policy):
             raise ValueError(f"num_speculative_tokens: expected at most {MAX_DRAFTS}, got {tokens}")
         if version_number(self.version) < NEWEST:
             raise ValueError(
-                f"num_speculative_tokens: expected 0, or version 0.32.0: its rules are known, got {tokens}"
+                f"num_speculative_tokens: expected 0 with version {self.version}: its rules are known for 0.32.0 only, "
+                f"got {tokens}"
             )
         if self.async_scheduling and self.speculative_method == "ngram":
             raise ValueError("async_scheduling: expected False with speculative_method ngram, as in vLLM, got True")
@@ -152,9 +153,11 @@ class VLLMV1(Policy):
         return version_number(self.version) >= version
 
     def rules(self) -> VLLMRules:
+        drafts = f"with {self.speculative_method} drafts" if self.num_speculative_tokens else "without speculation"
+        known = "recordings of the real schedulers of 0.11.0, 0.14.0, 0.19.0, 0.27.0 and 0.32.0"
         return VLLMRules(
-            f"vLLM V1 {self.version}",
-            "recordings of the real schedulers of 0.11.0, 0.14.0, 0.19.0, 0.27.0 and 0.32.0",
+            f"vLLM V1 {self.version}, {drafts}",
+            f"{known}; of 0.32.0 with drafts" if self.num_speculative_tokens else known,
             2 if self.async_scheduling else 1,
             self.enable_prefix_caching,
             version_number(self.version),
@@ -171,6 +174,9 @@ class VLLMV1(Policy):
         interval = self.prefix_cache_retention_interval
         if interval and interval % block_size:
             refusals.append(f"prefix_cache_retention_interval ({interval}) is no multiple of block_size ({block_size})")
+        drafting = self.drafting
+        if drafting.prefill_lookahead > max(1, block_size) and self.enable_prefix_caching:
+            refusals.append(f"num_speculative_tokens ({drafting.tokens}) is above block_size ({block_size}) with mtp")
         active = self.max_num_active_seqs
         if active is not None and active > self.max_num_seqs:
             refusals.append(f"max_num_active_seqs ({active}) is above max_num_seqs ({self.max_num_seqs})")

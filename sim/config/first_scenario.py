@@ -14,7 +14,7 @@ from servesim.files.write import yaml_text
 
 from .families import tunings
 from .layers import Layer, Tree, merge, set_key
-from .registry import about_preset, make_policy, preset
+from .registry import SPECULATIVE, about_preset, make_policy, preset
 from .scenario import EngineConfig, Slo
 
 GPU: Tree = {  # for engines that compute their KV blocks from the memory of the GPU
@@ -121,7 +121,7 @@ def policy_keys(settings: Mapping[str, Any]) -> str:
     helps = {
         name: field.help
         for name, field in policy_fields(type(policy)).items()
-        if name not in policy_fields(Policy) or name in settings
+        if (name not in policy_fields(Policy) or name in settings) and name not in SPECULATIVE
     }
     return lines_of({name: getattr(policy, name) for name in helps}, helps)
 

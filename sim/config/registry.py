@@ -20,6 +20,9 @@ from servesim.policies import FAMILIES, POLICIES
 from .user_code import class_line, error_text, is_user_class, load_file, names_file, user_line
 
 SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+SPECULATIVE = {  # fields that the section `speculative` of a scenario sets -> its keys
+    "num_speculative_tokens": "tokens", "speculative_method": "method", "mtp_modules": "modules",
+}  # fmt: skip
 SIMPLE_TYPES = {int, float, bool, str, type(None)}
 ENGINE = "engine"  # the policy of an installed engine; it needs a worker process, so it is loaded by its name
 
@@ -134,8 +137,9 @@ def fields_of(kind: type[Policy]) -> dict[str, PolicyField]:
 
 
 def own_fields_first(kind: type[Policy]) -> list[PolicyField]:
-    """Return the fields of a policy class; those that all policies have come last."""
-    return sorted(fields_of(kind).values(), key=lambda field: field.name in policy_fields(Policy))
+    """Return the fields that the section `policy` may set; those that all policies have come last."""
+    found = [field for field in fields_of(kind).values() if field.name not in SPECULATIVE]
+    return sorted(found, key=lambda field: field.name in policy_fields(Policy))
 
 
 def convert(key: str, value: Any, kinds: Sequence[Any]) -> Any:

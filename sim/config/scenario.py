@@ -25,7 +25,8 @@ from servesim.policies import POLICIES
 from .cluster import Cluster, Pool
 from .layers import Tree, as_section, merge
 from .memory import DeviceMemory, ModelKey, about_profile, blocks_of, groups_of_model, host_copy_times
-from .registry import ENGINE, make_policy
+from .registry import ENGINE
+from .speculative import Speculative, policy_that_drafts
 from .user_code import code_access, names_file
 
 CLIENT_DELAY_S = 3e-4  # measured: 0.06 ms with one, 0.28 ms with eight open streams; the rest is the front end
@@ -228,6 +229,7 @@ class Scenario(Keys):
         "ascend910b4-llama2-7b",
         description="step costs: bundled profile, profile folder, {model, device, ...} by name, or a cost mapping",
     )
+    speculative: Optional[Speculative] = Field(None, description="speculative decoding (default: none)")
     cluster: Optional[Cluster] = Field(None, description="replicas and their router (default: one server)")
     server_config: Optional[str] = Field(
         None,
@@ -253,7 +255,7 @@ class Scenario(Keys):
         if key in ("base", "params", "objectives", "replications"):
             return "; this is a key of sweep files: `sim sweep FILE`"
         sections: dict[str, type[Keys]] = {
-            "engine": EngineConfig, "trace": TraceFile, "slo": Slo, "cluster": Cluster,
+            "engine": EngineConfig, "trace": TraceFile, "slo": Slo, "cluster": Cluster, "speculative": Speculative,
         }  # fmt: skip
         matches = [f"{name}.{key}" for name, section in sections.items() if key in section.model_fields]
         matches += [f"policy.{key}" for kind in POLICIES.values() if key in policy_fields(kind)]
@@ -262,11 +264,16 @@ class Scenario(Keys):
     @property
     def varies(self) -> bool:
         """Whether the run depends on the seed; a trace from a file without noise does not."""
-        return self.trace is None or self.noise
+        return self.trace is None or self.noise or self.drafts is not None
+
+    @property
+    def drafts(self) -> Optional[Speculative]:
+        """The section of speculative decoding; None: it is off."""
+        return self.speculative if self.speculative is not None and self.speculative.tokens else None
 
     def make_policy(self) -> Policy:
         """Return the policy object."""
-        return make_policy(self.policy)
+        return policy_that_drafts(self.policy, self.drafts)
 
     @property
     def policy_is_loadable(self) -> bool:

@@ -9,6 +9,7 @@ from servesim.core.limits import MAX_NUMBER
 from servesim.policies import POLICIES
 from servesim.routers import ROUTERS
 
+from .registry import SPECULATIVE
 from .scenario import Scenario
 
 TYPES = {
@@ -36,7 +37,8 @@ def scenario_schema() -> dict[str, Any]:
 
 def fields_schema(kind: type[Any]) -> dict[str, Any]:
     """Return the JSON schema of the fields of a policy or router class."""
-    rules = {name: field_schema(field) for name, field in policy_fields(kind).items()}
+    known = policy_fields(kind).items()
+    rules = {name: field_schema(field) for name, field in known if name not in SPECULATIVE}
     return {"properties": {"name": {}, **rules}, "additionalProperties": False}
 
 

@@ -14,6 +14,7 @@ MAX_INT: Final = 2**31 - 1  # blocks, rows, ids and other whole numbers
 MAX_SEED: Final = 2**63 - 1
 MAX_TOKENS: Final = 10_000_000  # prompt or output of one request
 MAX_BLOCK_SIZE: Final = 1_000_000  # tokens per KV block
+MAX_DRAFTS: Final = 1000  # drafted tokens of a request per step
 MAX_RANKS = 1024  # data-parallel ranks
 MAX_REQUESTS: Final = 10_000_000  # of one workload
 MAX_CONFIGS: Final = 100_000  # configurations of a sweep, trials of a search

@@ -10,7 +10,7 @@ from .sampling import Sampling, SequenceGroup
 # What a client asks: the arguments of ClientRequest, in order.
 CLIENT_FIELDS = (
     "id", "arrival", "prompt", "output", "limit", "priority", "session", "content", "follows", "think_time",
-    "fails_at_token", "sampling",
+    "fails_at_token", "sampling", "acceptance",
 )  # fmt: skip
 # Its progress in a server: the other attributes of Request.
 PROGRESS_FIELDS = (
@@ -18,7 +18,7 @@ PROGRESS_FIELDS = (
     "cached_tokens", "outcome", "reason", "visible_at", "received", "scheduled", "first_token", "last_token", "finish",
     "client_end", "queued", "prefilling", "decoding", "swapped", "state_since",
     "_written", "_cached", "_blocks", "_cohort", "_joined_step", "_finish_step", "_joined_busy_s",
-    "_in_prefilling", "_in_flight", "_admission", "drafts",
+    "_in_prefilling", "_in_flight", "_admission", "drafts", "luck",
 )  # fmt: skip
 
 
@@ -64,6 +64,7 @@ class ClientRequest:
         think_time: Optional[float] = None,
         fails_at_token: Optional[int] = None,
         sampling: Optional[Sampling] = None,
+        acceptance: Optional[float] = None,
     ) -> None:
         self.id = id
         self.arrival = float(arrival)  # when the client sends it; a server changes it, see Request
@@ -77,12 +78,13 @@ class ClientRequest:
         self.think_time = 0.0 if think_time is None else float(think_time)  # seconds from that finish to this arrival
         self.fails_at_token = fails_at_token  # the model call that would generate this token fails
         self.sampling = sampling  # None: one answer; in a server, a SequenceGroup
+        self.acceptance = acceptance  # rate at which drafted tokens of its answer are right (speculative decoding)
 
     def client_fields(self) -> tuple[Any, ...]:
         """Return what the client asks, in the order of CLIENT_FIELDS."""
         return (
             self.id, self.arrival, self.prompt, self.output, self.limit, self.priority, self.session,
-            self.content, self.follows, self.think_time, self.fails_at_token, self.sampling,
+            self.content, self.follows, self.think_time, self.fails_at_token, self.sampling, self.acceptance,
         )  # fmt: skip
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -112,10 +114,11 @@ class Request(ClientRequest):
         self, id: Any, arrival: float, prompt: int, output: int, limit: Optional[int] = None, priority: int = 0,
         session: Optional[str] = None, content: Optional[Content] = None, follows: Any = None,
         think_time: Optional[float] = None, fails_at_token: Optional[int] = None, sampling: Optional[Sampling] = None,
+        acceptance: Optional[float] = None,
     ) -> None:  # fmt: skip
         super().__init__(
             id, arrival, prompt, output, limit, priority, session, content, follows, think_time, fails_at_token,
-            sampling,
+            sampling, acceptance,
         )  # fmt: skip
         self.sent = self.arrival
         self.serial = 0  # position in the trace, later requests behind it; breaks ties
@@ -150,13 +153,14 @@ class Request(ClientRequest):
         self._cohort: Optional[DecodeCohort] = None
         self._admission = 0  # number of its newest admission in its server, or of its new place in the running queue
         self.drafts = 0  # guesses of its next tokens (speculative decoding)
+        self.luck = 0  # its newest random number that says which of them are right; 0: none yet
         self._in_prefilling = False  # whether it is in its server's prefilling queue
         self._in_flight = 0  # tokens in flight, without those of the cohort
 
     def client_fields(self) -> tuple[Any, ...]:
         return (
             self.id, self.sent, self.prompt, self.output, self.limit, self.priority, self.session,
-            self.content, self.follows, self.think_time, self.fails_at_token, self.sampling,
+            self.content, self.follows, self.think_time, self.fails_at_token, self.sampling, self.acceptance,
         )  # fmt: skip
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -50,7 +50,7 @@ class ChangedCost(StepCost):
         line = self.linear_in_context(rows, live)  # fast-forward uses the line: both must round in the same way
         if line is not None:
             return line[0] + line[1] * context
-        shape: Shape = tuple.__new__(Shape, (0, 0, 0, 0, 0, rows, live, context, 0, longest))  # faster than keywords
+        shape: Shape = tuple.__new__(Shape, (0, 0, 0, 0, 0, rows, live, context, 0, longest, 0))  # faster
         if longest:
             return self.change(self.cost.decode_unequal(rows, live, context, longest), shape)
         return self.change(self.cost.decode(rows, live, context), shape)
@@ -106,6 +106,11 @@ def host_of(cost: StepCost) -> tuple[HostPart, float]:
     return (cost.host if isinstance(cost, (PartsCost, CostWithHost)) else NO_HOST), 1.0
 
 
+def tokens_of(shape: Shape) -> int:
+    """Return the tokens that a step computes, with padding."""
+    return shape.prefill_tokens + shape.decode_rows + shape.drafts
+
+
 class Launches(NamedTuple):
     """The launch of steps that are larger than every padding bucket, and thus have no recorded graph."""
 
@@ -115,8 +120,8 @@ class Launches(NamedTuple):
 
     def of_step(self, shape: Shape) -> float:
         """Return the seconds of a step."""
-        tokens, limit = shape.prefill_tokens + shape.decode_rows, self.tokens if shape.prefill_rows else self.rows
-        return self.seconds if tokens > limit else 0.0
+        limit = self.tokens if shape.prefill_rows or shape.drafts else self.rows
+        return self.seconds if tokens_of(shape) > limit else 0.0
 
 
 NO_LAUNCHES = Launches()
@@ -146,7 +151,8 @@ class OverlappedCost(ChangedCost):
 class SamplingTerm(NamedTuple):
     """Seconds to select the tokens of a step, from the end of the model's work to the tokens on the host.
 
-    A step selects one token per row that it computes, prompt chunk or decode, also for the padding rows of a batch.
+    A step selects one token per row that it computes, prompt chunk or decode, also for the padding rows of a batch, and
+    one per draft that it verifies.
     """
 
     step: float  # per step
@@ -165,7 +171,7 @@ class SampledCost(ChangedCost):
         self.added = added  # negative for a faster selection
 
     def change(self, seconds: float, shape: Shape) -> float:
-        return max(0.0, seconds + self.added.seconds(shape.prefill_rows + shape.decode_rows))
+        return max(0.0, seconds + self.added.seconds(shape.prefill_rows + shape.decode_rows + shape.drafts))
 
     def change_line(self, fixed: float, slope: float, rows: int, live: int) -> Line:
         fixed += self.added.seconds(rows)
@@ -259,7 +265,7 @@ class FirstUseCost(ChangedCost):
         return False
 
     def change(self, seconds: float, shape: Shape) -> float:
-        bucket = self._bucket(shape.prefill_tokens + shape.decode_rows)
+        bucket = self._bucket(tokens_of(shape))
         if bucket in self._used:
             return seconds
         self._used.add(bucket)

@@ -95,11 +95,15 @@ class LayerCost(StepCost):
         self._fixed: dict[int, float] = {}  # by padded rows: seconds of a decode step without attention
 
     def seconds(self, shape: Shape) -> float:
-        if not shape.prefill_rows:
+        drafts = shape.drafts  # tokens of the layers and of the head; the KV cache of a row is read once
+        if not shape.prefill_rows and not drafts:
             return self.decode(shape.decode_rows, shape.decode_live, shape.context) if shape.decode_rows else 0.0
-        seconds = self.base + interpolate(self.tokens, shape.prefill_tokens + shape.decode_rows)
-        seconds += interpolate(self.sequences, shape.prefill_rows + shape.decode_rows)
-        return seconds + self.layers * self.attention(*equal_chunk(shape), shape.decode_live, mean_context(shape))
+        seconds = self.base + interpolate(self.tokens, shape.prefill_tokens + shape.decode_rows + drafts)
+        seconds += interpolate(self.sequences, shape.prefill_rows + shape.decode_rows + drafts)
+        attention = self.attention(*equal_chunk(shape), shape.decode_live, mean_context(shape))
+        if not shape.prefill_rows:  # the attention of all tokens of the rows, if it takes longer than reading the cache
+            attention = max(attention, self.attention(shape.decode_live + drafts, mean_context(shape), 0.0, 0.0))
+        return seconds + self.layers * attention
 
     def attention(self, chunk: float, cached: float, rows: float, context: float) -> float:
         """Return the seconds of attention in one layer."""
@@ -143,6 +147,8 @@ def equal_chunk(shape: Shape) -> tuple[float, float]:
     Several prompts need less attention than one prompt of the same tokens: then the chunk is shorter.
     """
     live = shape.prefill_live
+    if not live:
+        return 0.0, 0.0
     work = shape.squares / 2 + shape.cross
     cached = work / live - live / 2
     return (live, cached) if cached >= 0 else (math.sqrt(2 * work), 0.0)
@@ -165,7 +171,7 @@ class VidurCost(StepCost):
         self.prefill = [[value * seconds for value in row] for row in prefill]  # by context / 64, then by tokens
 
     def seconds(self, shape: Shape) -> float:
-        tokens = shape.prefill_tokens + shape.decode_rows
+        tokens = shape.prefill_tokens + shape.decode_rows + shape.drafts
         if not tokens:
             return 0.0
         seconds = self.base + self._tokens(tokens)

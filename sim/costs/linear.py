@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Optional
 
 from servesim.core import Shape, StepCost
 from servesim.core.native import mypyc_attr
@@ -25,7 +25,7 @@ class LinearCost(StepCost):
     decode_live: float = 0.0
     context: float = 0.0  # per cached token that is read
     swap_block: float = 0.0
-    draft_token: float = 0.0  # per drafted token that is verified
+    draft_token: Optional[float] = None  # per drafted token that is verified; None: as a prompt token
     experts: float = 0.0  # to read all experts of the model; a step reads those that its tokens use
     expert_share: float = 0.0  # not seconds: the share of the experts that a token uses
 
@@ -50,8 +50,10 @@ class LinearCost(StepCost):
                 + self.decode_live * shape.decode_live
                 + self.context * shape.context
             )
-        seconds += self._experts(shape.prefill_tokens + shape.decode_rows)
-        return seconds + self.swap_block * shape.swapped + self.draft_token * shape.drafts
+        if shape.drafts:
+            seconds += (self.prefill_token if self.draft_token is None else self.draft_token) * shape.drafts
+        seconds += self._experts(shape.prefill_tokens + shape.decode_rows + shape.drafts)
+        return seconds + self.swap_block * shape.swapped
 
     def decode(self, rows: int, live: int, context: int) -> float:
         fixed, slope = self.linear_in_context(rows, live)

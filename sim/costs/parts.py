@@ -2,6 +2,10 @@
 
 All numbers are at least 0 and all curves rise, so a step with more tokens, rows or context never takes less time. Only
 `padded_square` falls with more rows for the same padded tokens: these rows are shorter.
+
+A step that verifies drafts is predicted from steps without them. The drafts are further tokens of the layers, as
+decodes are that join prompts. Every row reads its cached tokens once; if the attention of its tokens takes longer, as a
+prompt chunk after as many cached tokens, then this time counts.
 """
 
 from __future__ import annotations
@@ -63,18 +67,25 @@ class PrefillPart(Part):
     width: int = 0  # fewer tokens than this need as long for the tokens cached before them: they do not fill the device
     width_power: Optional[float] = None  # of width / tokens; below 1, fewer tokens need a little less time
 
-    def seconds(self, shape: Shape, joined: int = 0) -> float:
-        """Return the seconds of the prompts of a step; `joined` decodes count as further tokens."""
-        rows, tokens = shape.prefill_rows, shape.prefill_tokens + joined
+    def layers(self, tokens: int) -> float:
+        """Return the seconds of a step with these tokens without attention."""
         if self.buckets and tokens <= self.buckets[-1]:
             tokens = self.buckets[bisect_left(self.buckets, tokens)]
-        seconds = interpolate(self.tokens, tokens) + self.row * rows + self.square * shape.squares
-        cross = shape.cross
-        if cross:
-            wide = cross * self.width / shape.prefill_tokens
-            if wide > cross and self.width_power is not None:
-                wide = cross * (self.width / shape.prefill_tokens) ** self.width_power
-            seconds += self.cross * (wide if wide > cross else cross) + self.cross_root * sqrt(cross)
+        return interpolate(self.tokens, tokens)
+
+    def cached(self, cross: float, tokens: int, width: int) -> float:
+        """Return the seconds of attention to the tokens cached before the chunks."""
+        wide = cross * width / tokens
+        if wide > cross and self.width_power is not None:
+            wide = cross * (width / tokens) ** self.width_power
+        return self.cross * (wide if wide > cross else cross) + self.cross_root * sqrt(cross)
+
+    def seconds(self, shape: Shape, joined: int = 0) -> float:
+        """Return the seconds of the prompts of a step; `joined` decodes count as further tokens."""
+        rows, layers = shape.prefill_rows, self.layers(shape.prefill_tokens + joined)
+        seconds = layers + self.row * rows + self.square * shape.squares
+        if shape.cross:
+            seconds += self.cached(shape.cross, shape.prefill_tokens, self.width)
             seconds += self.paged_square * shape.squares
         if self.padded_square:
             seconds += self.padded_square * shape.prefill_tokens**2 / rows
@@ -92,6 +103,7 @@ class DecodePart(Part):
     buckets: Sequence[int] = ()  # padding buckets of the rows; larger steps are not padded
     context_step: int = 0  # the engine reads cached tokens in multiples of this; 0: as many as there are
     longest: Optional[float] = None  # per cached token of the row with most of them: its parts are merged one by one
+    split: bool = False  # rows with drafts read contexts in parts, as other rows do: few rows also fill the device
 
     def tokens_read(self, context: int) -> int:
         """Return the tokens that a step reads for these cached tokens."""
@@ -180,7 +192,7 @@ class PartsCost(StepCost):
         if not shape.prefill_rows:
             if not shape.decode_rows:
                 return seconds + self.host.step
-            return seconds + self.decode_unequal(shape.decode_rows, shape.decode_live, shape.context, shape.longest)
+            return seconds + self._decodes(shape)
         host, rows = self.host, shape.prefill_rows
         seconds += host.step + host.row * (rows + shape.decode_live) + host.prompt * rows
         seconds += host.token * shape.prefill_live
@@ -209,6 +221,23 @@ class PartsCost(StepCost):
         part = self.decodes
         return None if part.context_root or part.context_step or self.reads_longest else self._line(rows, live)
 
+    def _decodes(self, shape: Shape) -> float:
+        """Return the seconds of the decodes of a step, with the drafts that they verify."""
+        rows = shape.decode_rows
+        seconds = self.decode_unequal(rows, shape.decode_live, shape.context, shape.longest)
+        if shape.drafts:
+            seconds += max(0.0, self.prefill.layers(rows + shape.drafts) - self.decodes.terms(rows)[0])
+            seconds += self._attention_of_drafts(shape, self.decodes.terms(rows)[2])
+        return seconds
+
+    def _attention_of_drafts(self, shape: Shape, read: float) -> float:
+        """Return by how much the attention takes longer than reading the cached tokens, `read` seconds for each."""
+        if not shape.drafts:
+            return 0.0
+        tokens, width = shape.decode_rows + shape.drafts, 0 if self.decodes.split else self.prefill.width
+        attention = self.prefill.cached(tokens / shape.decode_rows * shape.context, tokens, width)
+        return max(0.0, attention - read * shape.context)
+
     def _line(self, rows: int, live: int) -> tuple[float, float]:
         terms = self._terms.get(rows)
         if terms is None:
@@ -219,10 +248,11 @@ class PartsCost(StepCost):
     def _mixed(self, shape: Shape) -> float:
         """Return the seconds of prompts and decodes of one step, without host time."""
         part, rows, live = self.mixed, shape.decode_rows, shape.decode_live
-        decode = self.decode_unequal(rows, live, shape.context, shape.longest) - self.host.step - self.host.row * live
-        prefill = self.prefill.seconds(shape, rows if part.one_pass else 0)
+        decode = self._decodes(shape) - self.host.step - self.host.row * live
+        prefill = self.prefill.seconds(shape, rows + shape.drafts if part.one_pass else 0)
         if part.one_pass:
             seconds = prefill + part.step + part.row * rows + part.context * self.decodes.tokens_read(shape.context)
+            seconds += self._attention_of_drafts(shape, part.context)
             if self.decodes.longest is not None:
                 seconds += self.decodes.longest_row(live, shape.context, shape.longest)
             return decode if part.floor and decode > seconds else seconds

@@ -152,6 +152,15 @@ class InFlightKeys(Stored):
     launch: AtLeast0  # in addition, one that is larger than all padding buckets: its kernels are launched one by one
 
 
+class DraftingKeys(Stored):
+    """Seconds of one pass of a drafter (speculative decoding)."""
+
+    method: Optional[str] = None  # that was measured; None: any
+    step: Seconds
+    row: Optional[Seconds] = None
+    token: Optional[Seconds] = None  # of a prompt, or a draft that is verified: the first pass computes them too
+
+
 class ModelKeys(Keys):
     """The dimensions of a model that has no known name. An unknown one would be missing in its memory."""
 
@@ -207,6 +216,7 @@ class ProfileFile(Stored):
     first_use: Optional[FirstUse] = None
     launch: Optional[Launch] = None
     in_flight: Optional[InFlightKeys] = None
+    drafting: Optional[DraftingKeys] = None
     sampling: Optional[SamplingKeys] = None
     error: Optional[dict[str, Optional[ErrorKeys]]] = None
     check: Optional[CheckKeys] = None

@@ -6,10 +6,12 @@ step is in flight, all drafts count as accepted (`Request.written`, `cached`, `i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Callable, Final, Optional
 
 from servesim.core import Chunk, Request
 
+from .acceptance import Acceptance
 from .step import Verified
 
 Accept = Callable[[Request, int], int]  # of the next row of a request with drafts: how many the model accepts
@@ -21,10 +23,12 @@ class Drafts:
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens  # drafts per step
-        self.accept: Accept = accept_none
+        self._accept: Accept = accept_none
+        self._model: Optional[Acceptance] = None
         self.offer: Optional[Callable[[Request], int]] = None  # drafts after a step; None: always all
         self.drafted = 0
         self.counts = [0] * (tokens + 1)  # rows by accepted drafts
+        self.lost = 0  # drafts behind the end of an answer: accepted ones, and those of rows that are thrown away
 
     @property
     def rows(self) -> int:
@@ -42,7 +46,20 @@ class Drafts:
 
     def draw(self, request: Request, drafts: int) -> int:
         """Return how many drafts of a row that returns are accepted."""
-        return min(self.accept(request, drafts), drafts)
+        model = self._model  # compiled, a method is faster than any callable
+        return min(self._accept(request, drafts), drafts) if model is None else model.accept(request, drafts)
+
+    @property
+    def accept(self) -> Accept:
+        return self._accept
+
+    @accept.setter
+    def accept(self, accept: Accept) -> None:
+        self._accept, self._model = accept, None
+
+    def use(self, model: Acceptance) -> None:
+        """Accept as many drafts as this model says."""
+        self._accept, self._model = model.accept, model
 
     def launch(self, chunk: Chunk, overlaps: bool, decodes: bool) -> Verified:
         """Count the drafts of a chunk as accepted. Return what the step will return."""
@@ -59,11 +76,28 @@ class Drafts:
 
     def returned(self, row: Verified) -> int:
         """Count a row that has returned. Return how many drafts were accepted."""
-        accepted = self.draw(row.request, row.drafts) if row.accepted == UNKNOWN else row.accepted
+        if row.accepted == UNKNOWN:
+            row.accepted = self.draw(row.request, row.drafts)
         if row.drafts:
             self.drafted += row.drafts
-            self.counts[accepted] = self.counts[accepted] + 1
-        return accepted
+            self.counts[row.accepted] = self.counts[row.accepted] + 1
+        return row.accepted
+
+
+def draft_metrics(servers: Sequence[Drafts]) -> dict[str, float]:
+    """Return the metrics of all servers, as vLLM defines them; empty without a row that had drafts."""
+    rows, drafted, accepted = (
+        sum([drafts.rows for drafts in servers]),
+        sum([drafts.drafted for drafts in servers]),
+        sum([drafts.accepted for drafts in servers]),
+    )
+    if not rows:
+        return {}
+    return {
+        "accepted_tokens_per_step": 1 + accepted / rows,
+        "draft_acceptance_rate": accepted / drafted,
+        "wasted_tokens": drafted - accepted + sum([drafts.lost for drafts in servers]),
+    }
 
 
 def accept_none(request: Request, drafts: int) -> int:

@@ -325,6 +325,7 @@ def _deliver_row(server: Server, cohort: DraftCohort, step: Step, row: Verified,
     if excess > 0:
         tokens -= excess
         request._written -= excess
+        drafts.lost += accepted - min(tokens, accepted)
     if request.first_token is None:
         request.first_token = now
     else:

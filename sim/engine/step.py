@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple, Optional
+from typing import Any, Final, Optional
 
 from servesim.core import Chunk, Plan, Request
 
@@ -14,13 +14,16 @@ MIN_LINEAR: Final = 4  # fewer gaps are smaller one by one
 NO_REQUESTS: Final[list[Request]] = []  # never changed: a list per field and step would take time
 
 
-class Verified(NamedTuple):
-    """A request whose drafted tokens a step verifies."""
+class Verified:
+    """A row of a request whose step may return several tokens (speculative decoding)."""
 
-    request: Request
-    drafts: int
-    accepted: int  # the first ones of them; UNKNOWN: it has not returned
-    decodes: bool  # otherwise a prompt is complete
+    __slots__ = ("accepted", "decodes", "drafts", "request")
+
+    def __init__(self, request: Request, drafts: int, accepted: int, decodes: bool) -> None:
+        self.request = request
+        self.drafts = drafts
+        self.accepted = accepted  # the first ones of them; UNKNOWN: the step has not returned
+        self.decodes = decodes  # otherwise it completes a prompt
 
 
 NO_ROWS: Final[list[Verified]] = []
@@ -112,14 +115,15 @@ class Step:
             return True
         return any(chunk.request is request for chunk in self.chunks)
 
-    def drop(self, request: Request) -> None:
-        """Throw away the token of a request."""
-        cohort = request._cohort
+    def drop(self, request: Request) -> int:
+        """Throw away the token of a request. Return how many drafts were verified with it."""
+        cohort, drafts = request._cohort, 0
         if self.verified:
             gone = [row for row in self.verified if row.request is request]
             for row in gone:
                 request._in_flight -= 1 + row.drafts
                 request._written -= 1 + row.drafts
+                drafts += row.drafts
             self.verified = [row for row in self.verified if row.request is not request]
         elif request in self.sampled:
             self.sampled.remove(request)
@@ -138,6 +142,7 @@ class Step:
                 request._cached += 1
         if request in self.ends:
             self.ends.remove(request)
+        return drafts
 
 
 class TokenGaps:

@@ -36,6 +36,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 }
 COUNTS = ("step", "point", *Shape._fields, "prefill_cached", "waiting")
 STEP_KINDS = ("prefill", "decode", "mixed", "swap")
+OPTIONAL = ("longest", "drafts")  # fields that tables of older versions do not have
 CALL_COLUMNS = ("start", "called", "end", *Shape._fields)  # of steps.csv
 KINDS = (*STEP_KINDS, "busy")  # busy: a decode while the front end loads the host
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
@@ -85,7 +86,7 @@ def model_call(row: Sequence[Any]) -> ModelCall:
 
 def read_calls(path: PathLike) -> list[ModelCall]:
     """Return the measured calls of steps.csv."""
-    steps = read_steps(path, CALL_COLUMNS[:-1])  # one of an older run has no longest context
+    steps = read_steps(path, [column for column in CALL_COLUMNS if column not in OPTIONAL])
     return [ModelCall(step.start or 0.0, step.called or 0.0, step.end or 0.0, step.shape) for step in steps]
 
 
@@ -182,12 +183,12 @@ def parse_step(own: CsvRow, names: Mapping[str, Sequence[str]], unit: float, req
 
 def parse_shape(counts: Mapping[str, Optional[int]], batch: str, where: str) -> tuple[frozenset[str], Shape]:
     """Return the requests of a step, if its batch is known, and its shape: from the batch or from its counts."""
-    given = [counts[field] for field in Shape._fields[:-1]]  # the longest context may be unknown
+    given = [counts[field] for field in Shape._fields if field not in OPTIONAL]
     known, requests = Shape(*(counts[field] or 0 for field in Shape._fields)), frozenset[str]()
     if batch and (batch != "[]" or not known.decode_rows):
         requests, shape = parse_batch(batch, f"{where}: batch")
         rows = shape.decode_rows + known.decode_rows  # those that the batch leaves out
-        shape = shape._replace(decode_rows=rows, decode_live=rows, context=shape.context + known.context)
+        shape = shape._replace(decode_rows=rows, decode_live=rows, context=shape.context + known.context, drafts=known.drafts)
     else:
         shape = known if None not in given else complete_shape(known, counts, where)
     if not any(shape):

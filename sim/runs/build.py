@@ -8,17 +8,20 @@ from typing import Optional
 from servesim.config.memory import host_copy_times
 from servesim.config.scenario import EngineConfig, Scenario
 from servesim.config.user_code import user_errors
-from servesim.core import ClientRequest, Policy, Request
+from servesim.core import BadInput, ClientRequest, Policy, Request
 from servesim.costs.derived import HostCopyCost
 from servesim.costs.device_profile import Profile
+from servesim.costs.drafting import with_drafter
 from servesim.costs.profile import FRONT_END
+from servesim.engine.acceptance import Acceptance, Proposals
 from servesim.engine.build import build_loop, build_server
 from servesim.engine.clocks import Clock
 from servesim.engine.loop import Loop, Observer
 from servesim.engine.rules import rules_of
+from servesim.engine.server import Server
 from servesim.engine.shape import Padding
 from servesim.engine.simulated import SimulatedClock
-from servesim.traces.trace import RequestTable
+from servesim.traces.trace import RequestTable, stream
 
 
 def copy_requests(requests: Sequence[ClientRequest]) -> list[Request]:
@@ -43,7 +46,31 @@ def build_scenario_loop(
             engine["front_end"][key] = seconds
     policy = scenario.make_policy() if policy is None else policy
     with user_errors(policy):
-        return build_loop(build_server(policy, engine), engine, requests, clock, observers)
+        server = build_server(policy, engine)
+        connect_drafts(server, scenario)
+        return build_loop(server, engine, requests, clock, observers)
+
+
+def connect_drafts(server: Server, scenario: Scenario) -> None:
+    """Tell a server how many drafts its model accepts. Replicas draw from one stream: a request has its own luck."""
+    section, drafts = scenario.drafts, server.drafts
+    if section is None or drafts is None:
+        if section is not drafts:
+            raise BadInput(
+                "speculative: expected the section if the policy object has num_speculative_tokens, and only then"
+            )
+        return
+    given = section.acceptance
+    rates = given if isinstance(given, list) else []
+    rate = given if isinstance(given, float) else None
+    drafts.use(Acceptance(stream_key(scenario.seed, "acceptance"), rate, rates))
+    if section.proposals < 1:
+        drafts.offer = Proposals(stream_key(scenario.seed, "proposals"), section.proposals, drafts.tokens).offer
+
+
+def stream_key(seed: int, name: str) -> int:
+    """Return the key of a random stream of the run."""
+    return int(stream(seed, name).integers(2**63))
 
 
 def build_simulation(
@@ -52,13 +79,16 @@ def build_simulation(
     observers: Sequence[Observer],
     fast_forward: bool,
     profile: Profile,
+    replica: int = 0,
 ) -> tuple[Loop, SimulatedClock]:
-    """Return the loop of a scenario and its simulated clock."""
+    """Return the loop of a scenario and its simulated clock. Each replica of a fleet has noise of its own."""
     policy, config = scenario.make_policy(), scenario.engine
     selected = profile.for_run(config.sampling)
     if rules_of(policy).steps_in_flight > 1:
         selected = selected.overlapped()
-    cost = selected.cost_of_run(scenario.seed if scenario.noise else None, warm=config.start == "warm")
+    cost = selected.cost_of_run(scenario.seed + replica if scenario.noise else None, warm=config.start == "warm")
+    if (drafts := scenario.drafts) is not None:
+        cost = with_drafter(cost, profile, drafts.method, drafts.tokens, drafts.drafting, drafts.model or "")
     if config.host_cache is not None:
         cost = HostCopyCost(cost, *host_copy_times(config, scenario.profile))
     clock = SimulatedClock(

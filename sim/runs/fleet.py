@@ -52,15 +52,13 @@ def build_fleet(
     for pool in cluster.all_pools:
         server = scenario_of_pool(scenario, pool)
         of_pool = profile if pool.profile is None else load_profile(server.profile)
-        for _ in range(pool.replicas):
-            own = server.model_copy(update={"seed": scenario.seed + len(servers)})  # each has noise of its own
-            servers.append((own, of_pool))
+        servers += [(server, of_pool)] * pool.replicas
     names, changes = cluster.names, cluster.changes()
     router = cluster.make_router() if cluster.size > 1 or changes is not None else RoundRobin()  # one has no choice
 
     def build(number: int) -> Loop:
         """Return a new loop of a replica."""
-        loop, clock = build_simulation(servers[number][0], [], observers, fast_forward, servers[number][1])
+        loop, clock = build_simulation(servers[number][0], [], observers, fast_forward, servers[number][1], number)
         loop.server.name = names[number] if names else ""
         clocks.append(clock)
         return loop

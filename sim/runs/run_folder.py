@@ -99,6 +99,7 @@ class SentLine(Stored):
     follows: Optional[Id] = None
     think_time: Seconds = 0.0
     fails_at_token: Optional[Tokens] = None
+    acceptance: Optional[Annotated[float, Field(ge=0, le=1)]] = None
 
 
 class DecisionLine(Stored):
@@ -298,6 +299,8 @@ def write_sent(requests: Sequence[Request], path: Path) -> None:
         for request in requests:
             fields = dict(zip(CLIENT_FIELDS, request.client_fields()))
             del fields["sampling"]
+            if fields["acceptance"] is None:
+                del fields["acceptance"]
             if request.content is not None:
                 fields |= {"content": request.content.pieces, "answer": request.content.answer}
             file.write(json.dumps(fields) + "\n")

@@ -13,6 +13,7 @@ from servesim.config.scenario import Scenario, scenario_of_pool
 from servesim.config.user_code import class_line, user_errors
 from servesim.core import BadInput, BlockPool, PolicyError, Request, Shape, StepCost, Stuck
 from servesim.costs.device_profile import Profile, load_profile
+from servesim.engine.drafts import Drafts, draft_metrics
 from servesim.engine.fleet import Fleet
 from servesim.engine.kv_cache import KvCache
 from servesim.engine.kv_use import KvUse, kv_metrics
@@ -64,6 +65,7 @@ class Run:
     ran: Sequence[Request] = ()  # the requests of the engine: one per answer, if it runs these apart
     kv_uses: Sequence[tuple[KvUse, BlockPool, int]] = ()  # of each server with KV blocks, and its model calls
     cache: Optional[KvCache] = None  # with the counts of all servers; None: that of the server
+    drafts: Sequence[Drafts] = ()  # of each server with speculative decoding
     servers: int = 1
     replicas: Optional[Replicas] = None  # in a fleet with more than one
 
@@ -133,6 +135,7 @@ class Run:
             "padded_decode_rows": self.padded_rows,
             **self.kv_metrics,
             **self.cache_metrics,
+            **draft_metrics(self.drafts),
             **self.limit_metrics,
             **({} if self.replicas is None else self.replicas.metrics),
             "mean_seconds": self.measures.time_breakdown(),
@@ -196,6 +199,10 @@ def simulate(
     profile = load_profile(scenario.profile) if profile is None else profile
     trace = load_trace(scenario) if trace is None else trace
     requests = copy_requests(trace.requests)
+    if scenario.drafts is not None and scenario.drafts.acceptance == "column":
+        for request in requests:
+            if request.acceptance is None:
+                raise BadInput(f"speculative.acceptance: expected the column acceptance, request {request.id} has none")
     several = has_field(trace.requests, "sampling")
     answers = split_answers(requests, rules_of(scenario.make_policy())) if several else {}
     ran, ranks = with_answers(requests, answers), scenario.engine.data_parallel_size
@@ -271,7 +278,7 @@ def finished_run(
         scenario, profile, requests, measures, server, loop.calls, loop.now - idle, loop.now,
         sum(tokens for tokens, _ in padding), sum(rows for _, rows in padding), outside,
         distance, reached_sizes(scenario, clocks), stuck, work=work, kv_uses=uses, cache=cache, servers=len(loops),
-        replicas=replicas, fleet=fleet,
+        replicas=replicas, fleet=fleet, drafts=[d for each in loops if (d := each.server.drafts) is not None],
     )  # fmt: skip
 
 
@@ -299,6 +306,8 @@ def outside_profile(scenario: Scenario, profile: Profile, clocks: Sequence[Simul
 def reached_sizes(scenario: Scenario, clocks: Sequence[SimulatedClock]) -> dict[str, float]:
     """Return the largest sizes of all steps."""
     largest = Shape(*map(max, *[clock.largest_shape for clock in clocks], Shape()))
+    if largest.drafts:  # tokens of the layers, as those of prompts
+        largest = largest._replace(prefill_tokens=max(largest.prefill_tokens, largest.decode_rows + largest.drafts))
     if scenario.engine.host_cache is not None:
         largest = largest._replace(swapped=0)  # the profile does not give the time of these copies
     return {**largest._asdict(), "context_per_row": max([clock.largest_row_context for clock in clocks])}

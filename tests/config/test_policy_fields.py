@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Optional
 
 import pytest
-from servesim.config.registry import make_policy
+from servesim.config.registry import SPECULATIVE, make_policy
 from servesim.config.schema import scenario_schema
 from servesim.core import AtLeast, Float0, Fraction, Int1, Policy
 from servesim.core.fields import policy_fields
@@ -184,7 +184,7 @@ def test_the_schema_has_the_fields_of_every_policy() -> None:
     selected = {option["if"]["properties"]["name"]["const"]: option["then"] for option in rule["allOf"]}
     assert set(selected) == set(POLICIES) == set(rule["properties"]["name"]["examples"])
     for name, kind in POLICIES.items():
-        assert set(selected[name]["properties"]) == {"name", *policy_fields(kind)}
+        assert set(selected[name]["properties"]) == {"name", *policy_fields(kind)} - SPECULATIVE.keys()
     known = selected["vllm"]["properties"]
     assert known["max_num_seqs"]["type"] == "integer" and known["max_num_seqs"]["minimum"] == 1
     assert known["watermark"]["exclusiveMaximum"] == 1 and known["max_wait"]["type"] == ["number", "null"]

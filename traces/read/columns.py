@@ -21,7 +21,7 @@ Names = Union[str, Sequence[str]]  # one column name, or alternatives: the first
 
 FIELDS = (
     "arrival", "prompt", "output", "id", "limit", "generated", "priority", "session", "hash_ids",
-    "content", "answer", "follows", "think_time", "fails_at_token", *SAMPLING_COLUMNS,
+    "content", "answer", "follows", "think_time", "fails_at_token", "acceptance", *SAMPLING_COLUMNS,
 )  # fmt: skip
 
 SERVESIM_FIELDS: Mapping[str, Names] = {
@@ -39,6 +39,7 @@ SERVESIM_FIELDS: Mapping[str, Names] = {
     "follows": "follows",
     "think_time": ("think_time_s", "think_time"),
     "fails_at_token": "fails_at_token",
+    "acceptance": "acceptance",
     **{name: name for name in SAMPLING_COLUMNS},
 }
 
@@ -168,12 +169,24 @@ def _positive_tokens(table: Table, column: str) -> list[int]:
     return values
 
 
+def _rates(table: Table, column: str) -> list[float]:
+    return table.each(column, parse_rate, "a rate from 0 to 1")
+
+
+def parse_rate(value: Any) -> float:
+    rate = float(value)
+    if isinstance(value, bool) or not 0 <= rate <= 1:
+        raise ValueError(value)
+    return rate
+
+
 CONVERSIONS: Mapping[str, tuple[Convert, Any]] = {  # optional field -> its conversion, and the value of an empty cell
     "limit": (_positive_tokens, None),
     "priority": (Table.integers, 0),
     "session": (Table.text, None),
     "hash_ids": (Table.id_lists, ()),
     "fails_at_token": (_positive_tokens, None),
+    "acceptance": (_rates, None),
 }
 
 
