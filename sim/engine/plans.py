@@ -115,7 +115,7 @@ def _start_chunks(server: Server, chunks: Sequence[Chunk], step: Step) -> None:
         step.copied_blocks += cache.host.take_copied()
     assert pool.free + pool.evictable >= 0, f"the plan needs {-pool.free - pool.evictable} more blocks than are free"
     step.chunks = [chunk for chunk in chunks if chunk.request._cohort is None] if has_decodes else chunks
-    if server.drafts is not None:
+    if server.drafts is not None or server.draft_cohort is not None:
         step.decode_chunks = sum([runs_as_decode(chunk, server.rules) for chunk in chunks])
 
 

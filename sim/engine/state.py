@@ -44,7 +44,8 @@ class ServerState:
         self.pool = pool
         self.cohort = cohort
         self.draft_cohort = cohort if isinstance(cohort, DraftCohort) else None
-        self.drafts = None if self.draft_cohort is None else self.draft_cohort.drafts  # speculative decoding
+        drafts = None if self.draft_cohort is None else self.draft_cohort.drafts
+        self.drafts = drafts if drafts is not None and drafts.tokens else None  # speculative decoding
         self.waiting = waiting
         self.running, self.prefilling = running_queues(running_order)
         self.swapped = FifoQueue()
