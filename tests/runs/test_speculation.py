@@ -196,6 +196,13 @@ def test_wrong_cells_give_one_line(column: str, message: str, tmp_path: Path) ->
     assert str(error.value).replace(f"{tmp_path}/", "") == message
 
 
+def test_requests_that_fail_are_refused() -> None:
+    trace = Trace([ClientRequest("a", 0.0, 10, 5, fails_at_token=2)], "test", "synth")
+    with pytest.raises(BadInput) as error:
+        run_of(scenario(**drafts()), trace)
+    assert str(error.value) == "speculative: expected requests without fails_at_token, request a has it"
+
+
 def test_ngram_drafts_are_found_in_some_steps() -> None:
     run = run_of(scenario(100, **drafts(3, 0.0, method="ngram", proposals=0.25)))
     offers = 100 * 59
