@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from servesim.core import FOREVER, CachedPrefix, Chunk, Plan, Preemption, Request, View
+from servesim.core import FOREVER, CachedPrefix, Chunk, Plan, Preemption, Request, Stuck, View
+from servesim.policies.vllm_common import requests_in
 
 from .rules import Unscheduled
 
@@ -124,6 +125,9 @@ class Pass:
                 drafts = self.drafting.tokens
                 if 1 + drafts > self.room:
                     return
+                if 1 + drafts > self.max_chunk:
+                    why = "vLLM aborts (AssertionError in schedule): long_prefill_token_threshold cuts empty drafts"
+                    raise Stuck(why, requests_in(view), view.now)
                 tokens += drafts
             elif tokens > self.room and not policy.enable_chunked_prefill:
                 return
