@@ -24,7 +24,7 @@ class Pass:
         self.free = view.pool.free
         self.taken = 0  # blocks of running requests since the last preemption
         self.most = FOREVER if view.max_model_len is None else view.max_model_len
-        self.max_chunk = policy.max_chunk(len(view.running) + len(view.waiting))
+        self.max_chunk = policy.max_chunk(len(view.running) + len(view.waiting) or 1)
         self.scheduled: dict[Request, Chunk] = {}  # in batch order
         self.preempt: list[Preemption] = []
         self.in_prompt = False  # a request that is scheduled was in the middle of its prompt
@@ -82,8 +82,9 @@ class Pass:
             first = len(self.preempt)
             while blocks - request.blocks > self.free:
                 victim = self.policy.victim(running)
+                index -= running.index(victim) < index  # also if it was passed over
                 running.remove(victim)
-                index -= self._preempt(victim)
+                self._preempt(victim)
                 if victim is request:
                     self.preempt[first:] = [frees_last(gone) for gone in self.preempt[first:]]
                     return False
@@ -96,18 +97,16 @@ class Pass:
             index += 1
         return True
 
-    def _preempt(self, victim: Request) -> int:
-        """Plan to preempt a request. Return 1 if it was scheduled in this step."""
+    def _preempt(self, victim: Request) -> None:
+        """Plan to preempt a request, which may be scheduled in this step."""
         chunk, cache = self.scheduled.pop(victim, None), self.view.prefix_cache
         tokens, blocks = (0, victim.blocks) if chunk is None else (chunk.tokens, chunk.blocks)
         taken, self.taken = self.taken - (blocks - victim.blocks), 0
         self.preempt.append(Preemption(victim, extra=Unscheduled(tokens, blocks, taken)))
         self.free += blocks if cache is None else cache.preempt(victim, tokens, blocks)
-        if chunk is None:
-            return 0
-        self.tokens += tokens
-        self.inputs += tokens + self.drafting.slots
-        return 1
+        if chunk is not None:
+            self.tokens += tokens
+            self.inputs += tokens + self.drafting.slots
 
     def _admit(self, chunks: list[Chunk]) -> None:
         """Add the first chunks of waiting requests."""

@@ -63,7 +63,7 @@ def fields_that_draft(policy: Mapping[str, Any], section: Optional[Speculative])
     if section is None:
         return policy
     known = fields_of(policy_class(policy["name"]))
-    if not known.keys() >= SPECULATIVE.keys():
+    if not known.keys() >= SPECULATIVE.keys() and "flags" not in known:  # an engine checks its flags itself
         raise BadInput(f"speculative: expected a policy with speculative decoding (vllm-v1), got {policy['name']}")
     overlaps = {"async_scheduling": False} if section.method == "ngram" and "async_scheduling" in known else {}
     return {**overlaps, **policy, **{name: getattr(section, key) for name, key in SPECULATIVE.items()}}

@@ -48,13 +48,10 @@ class Draft(CacheDraft):
             holding = self.cache.holdings.get(request)
             if holding is not None and not request.decodes:
                 self._decoding_before = min(self._decoding_before, request._admission)
-                known = min(request._cached + chunk.tokens, request.length) - request.in_flight
-                self._plan(
-                    holding.text,
-                    known - self.cache.unnamed
-                    if chunk.drafts or self.cache.named is not None
-                    else request._cached + chunk.tokens,
-                )
+                known = request._cached + chunk.tokens
+                if self.cache.named is not None:  # drafts, and tokens whose values are not known yet
+                    known = min(known, request.length) - request.in_flight - self.cache.unnamed
+                self._plan(holding.text, known)
         if decodes and self._decoding_before < FOREVER:  # those that decode behind it cache their blocks later
             for holding in reversed(self.cache.holdings.values()):  # the newest first
                 if holding.request._admission <= self._decoding_before:

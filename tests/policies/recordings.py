@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Callable, Optional
 
-from servesim.core import FOREVER, Policy, Request, Sampling, Stuck
+from servesim.core import FOREVER, Chunk, Policy, Request, Sampling, Stuck
 from servesim.core.content import content_of_pieces
 from servesim.costs.linear import LinearCost
+from servesim.engine.drafts import Drafts
 from servesim.engine.inbox import Inbox
 from servesim.engine.kv_cache import PrefixCacheStats
 from servesim.engine.lock_step import LockStep
@@ -55,6 +56,10 @@ class Recording:
     limits: dict[Any, int] = field(default_factory=dict)  # SGLang: output limits
     jobs: dict[Any, str] = field(default_factory=dict)  # vllm-ascend: id -> name of its batch job
     rank: dict[Any, int] = field(default_factory=dict)  # vllm-ascend: id -> data-parallel rank
+    # speculation: id -> accepted drafts of each row with drafts, and drafts offered after each step; absent: always all
+    accept: dict[Any, list[int]] = field(default_factory=dict)
+    offered: dict[Any, list[int]] = field(default_factory=dict)
+    spec_stats: Optional[dict[str, Any]] = None
 
     def __post_init__(self) -> None:
         if self.jobs:
@@ -117,8 +122,8 @@ class Recording:
     def cost(self) -> dict[str, float]:
         """The cost of a step in seconds, as fields of LinearCost."""
         names = {"base": "c0", "prefill_token": "per_prefill_token", "decode_live": "per_decode_seq"}
-        names["swap_block"] = "per_swap_block"
-        return {field: self.meta["cost"][name] * self.tick for field, name in names.items()}
+        names.update(swap_block="per_swap_block", draft_token="per_draft_token")
+        return {field: self.meta["cost"].get(name, 0) * self.tick for field, name in names.items()}
 
     def answer(self, id: Any) -> Any:
         """Return the name of the text that a request generates."""
@@ -252,6 +257,7 @@ class StepLog:
             "waiting": [request.id for request in server.waiting],
             "running": [request.id for request in server.running],
             "swapped": [request.id for request in server.swapped],
+            "spec": [[chunk.request.id, chunk.drafts, 0, "pad"] for chunk in step.chunks if is_padded(chunk)],
         }
         state = server.view.state
         if isinstance(state, SGLangState):
@@ -267,12 +273,39 @@ class StepLog:
             self.open = {step: row for step, row in self.open.items() if row["sched"] or row["preempted"]}
         self.open[step] = self.row
 
+    def note_accepted(self, request: Request, drafts: int, accepted: int) -> None:
+        """Note how many drafts of a request the newest step accepts."""
+        self.row["spec"].append([request.id, drafts, accepted])
+
     def on_step_end(self, server: Server, step: Step, now: float, finished: list[Request]) -> None:
         row = self.open.pop(step)
+        place = {id: index for index, (id, *_) in enumerate(row["sched"])}
+        row["spec"].sort(key=lambda row: place[row[0]])
         row["ret"] = now if step.runs_model else None
         row["finished"] = [request.id for request in finished]
         row["used"] = server.pool.total - server.pool.free  # LightLLM records it after the step
         self.rows.append(row)
+
+
+def is_padded(chunk: Chunk) -> bool:
+    """Whether the drafts of a chunk are empty: its request has none."""
+    return chunk.drafts > chunk.request.drafts
+
+
+def play_drafts(recording: Recording, drafts: Drafts, log: StepLog) -> None:
+    """Let a server accept and offer as many drafts as recorded."""
+    accepted = {id: iter(counts) for id, counts in recording.accept.items()}
+    offered = {id: iter(counts) for id, counts in recording.offered.items()}
+
+    def accept(request: Request, count: int) -> int:
+        kept = min(next(accepted[request.id]), count)
+        if log.row:
+            log.note_accepted(request, count, kept)
+        return kept
+
+    drafts.accept = accept
+    if offered:
+        drafts.offer = lambda request: next(offered[request.id])
 
 
 def count_hashes(cache: PrefixCache, server: Server, step: Step) -> int:
@@ -318,6 +351,8 @@ def play(recording: Recording, policy: Optional[Policy] = None, fast_forward: bo
             host_blocks=knobs.get("num_cpu_blocks", 0),
             max_model_len=knobs.get("max_model_len"),
         )
+        if server.drafts is not None:
+            play_drafts(recording, server.drafts, log)
         inbox = Inbox([request for request in requests if recording.rank.get(request.id, 0) == rank])
         observers = () if fast_forward else (log,)
         server.rules.empty_step = empty_step(policy)
@@ -352,7 +387,8 @@ def compare(recording: Recording, played: PlayedRun, unlisted_victims: bool = Fa
     """
     for index, (expected, actual) in enumerate(zip(recording.steps, played.rows)):
         wrong = [key for key in expected if key != "beams" and not matches(key, expected, actual, unlisted_victims)]
-        optional = ("preempted", "swap_in", "ignored", "recomputed", *(("finished",) if "ret" in expected else ()))
+        optional = ["preempted", "swap_in", "ignored", "recomputed", "spec"]
+        optional += ["finished"] if "ret" in expected else []
         wrong += [key for key in optional if key not in expected and actual[key]]
         if unlisted_victims and "preempted" not in expected:
             wrong = [key for key in wrong if key != "preempted"]
@@ -365,6 +401,12 @@ def compare(recording: Recording, played: PlayedRun, unlisted_victims: bool = Fa
         cache = played.server.prefix_cache
         stats = PrefixCacheStats() if cache is None else cache.stats
         assert {name: getattr(stats, name) for name in recording.prefix_cache_stats} == recording.prefix_cache_stats
+    if recording.spec_stats is not None:
+        drafts = played.server.drafts
+        assert drafts is not None
+        counters = drafts.rows, drafts.drafted, drafts.accepted, drafts.accepted_at
+        names = ("drafts", "draft_tokens", "accepted_tokens", "accepted_per_pos")
+        assert dict(zip(names, counters)) == recording.spec_stats
 
 
 def matches(key: str, expected: dict[str, Any], actual: dict[str, Any], unlisted_victims: bool) -> bool:
