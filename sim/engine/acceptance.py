@@ -9,6 +9,9 @@ from typing import Any, Final, Optional
 from servesim.core import Request
 from servesim.core.limits import MAX_DRAFTS
 
+from .drafts import Drafts
+
+Chances = tuple[int, Optional[float], Sequence[float], int, float]  # as JSON: the arguments of `connect_chances`
 MASK: Final = 2**64 - 1
 MODULUS: Final = 2**30 - 35  # a prime; products with smaller numbers are fast in compiled code
 MULTIPLIER: Final = 771645345
@@ -83,3 +86,12 @@ class Proposals:
     def offer(self, request: Request) -> int:
         """Return how many drafts a request has in its next step."""
         return self.tokens if uniform(self.key, request.id, request.written) < self.fraction else 0
+
+
+def connect_chances(
+    drafts: Drafts, key: int, rate: Optional[float], rates: Sequence[float], proposals_key: int, proposals: float
+) -> None:
+    """Tell the drafts of a server by which chances the model accepts them, and the drafter finds some."""
+    drafts.accept = Acceptance(key, rate, rates).accept
+    if proposals < 1:
+        drafts.offer = Proposals(proposals_key, proposals, drafts.tokens).offer
