@@ -20,7 +20,6 @@ from servesim.config.registry import make_policy
 from servesim.config.user_code import user_errors
 from servesim.core import BadInput, Request, Shape
 from servesim.costs.mapping import cost_from
-from servesim.engine.acceptance import connect_chances
 from servesim.engine.build import build_loop, build_server
 from servesim.engine.clocks import PacedClock, VirtualClock, WallClock
 from servesim.engine.loop import Observer
@@ -88,7 +87,7 @@ class LiveDriver:
         check_steps_in_flight(server.rules.steps_in_flight, backend)
         if server.drafts is not None:
             if engine.get("chances") is not None:
-                connect_chances(server.drafts, *engine["chances"])
+                server.drafts.connect(*engine["chances"])
             method = getattr(scheduler, "speculative_method", "")
             self.history.drafts = live_drafts(server.drafts, server.rules.steps_in_flight, backend, method)
             server.drafts.accept, server.drafts.offer = self._accepted, self._guess

@@ -14,7 +14,7 @@ from servesim.costs.derived import HostCopyCost
 from servesim.costs.device_profile import Profile
 from servesim.costs.drafting import with_drafter
 from servesim.costs.profile import FRONT_END
-from servesim.engine.acceptance import Chances, connect_chances
+from servesim.engine.acceptance import Chances
 from servesim.engine.build import build_loop, build_server
 from servesim.engine.clocks import Clock
 from servesim.engine.loop import Loop, Observer
@@ -61,7 +61,7 @@ def connect_drafts(server: Server, scenario: Scenario) -> None:
                 "speculative: expected the section if the policy object has num_speculative_tokens, and only then"
             )
         return
-    connect_chances(drafts, *chances_of(section, scenario.seed))
+    drafts.connect(*chances_of(section, scenario.seed))
 
 
 def chances_of(section: Speculative, seed: int) -> Chances:
