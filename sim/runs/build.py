@@ -55,7 +55,7 @@ def connect_drafts(server: Server, scenario: Scenario) -> None:
     """Tell a server how many drafts its model accepts. Replicas draw from one stream: a request has its own luck."""
     section, drafts = scenario.drafts, server.drafts
     if section is None or drafts is None:
-        if section is not drafts:
+        if section is not None or (drafts is not None and drafts.tokens):  # KV cache groups also have the object
             raise BadInput(
                 "speculative: expected the section if the policy object has num_speculative_tokens, and only then"
             )
