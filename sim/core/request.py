@@ -18,7 +18,7 @@ PROGRESS_FIELDS = (
     "cached_tokens", "outcome", "reason", "visible_at", "received", "scheduled", "first_token", "last_token", "finish",
     "client_end", "queued", "prefilling", "decoding", "swapped", "state_since",
     "_written", "_cached", "_blocks", "_cohort", "_joined_step", "_finish_step", "_joined_busy_s",
-    "_in_prefilling", "_in_flight", "_admission", "drafts", "draft_rows", "drafted", "accepted",
+    "_in_prefilling", "_in_flight", "_admission", "drafts", "draft_rows",
 )  # fmt: skip
 
 
@@ -152,9 +152,7 @@ class Request(ClientRequest):
         self._cohort: Optional[DecodeCohort] = None
         self._admission = 0  # number of its newest admission in its server, or of its new place in the running queue
         self.drafts = 0  # guesses of its next tokens (speculative decoding)
-        self.draft_rows = 0  # its model calls with guesses so far, without padded ones
-        self.drafted = 0  # tokens that were guessed in calls that have returned
-        self.accepted = 0  # of these, as many as the model accepted
+        self.draft_rows = 0  # its rows with guesses so far, without padded ones
         self._in_prefilling = False  # whether it is in its server's prefilling queue
         self._in_flight = 0  # tokens in flight, without those of the cohort
 

@@ -6,6 +6,7 @@ step is in flight, all drafts count as accepted (`Request.written`, `cached`, `i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Callable, Optional
 
 from servesim.core import Chunk, Request
@@ -25,8 +26,7 @@ class Drafts:
         self.rows = 0
         self.drafted = 0
         self.accepted = 0
-        self.launched = 0  # drafts in all model calls, also of rows whose output is thrown away
-        self.kept = 0  # accepted drafts that became output
+        self.lost = 0  # drafts behind the end of an answer: accepted ones, and those of rows that are thrown away
         self.accepted_at = [0] * tokens  # by position
 
     def launch(self, chunk: Chunk, overlaps: bool) -> Verified:
@@ -34,7 +34,6 @@ class Drafts:
         request, drafts = chunk.request, chunk.drafts
         padded = drafts > request.drafts
         accepted = min(self.accept(request, drafts), drafts) if drafts and not padded else 0
-        self.launched += drafts
         request._written += 1 + drafts
         request._in_flight += 1 + drafts
         request.drafts = self.tokens if overlaps else 0
@@ -50,10 +49,24 @@ class Drafts:
             self.rows += 1
             self.drafted += row.drafts
             self.accepted += row.accepted
-            row.request.drafted += row.drafts
-            row.request.accepted += row.accepted
             for position in range(row.accepted):
                 self.accepted_at[position] += 1
+
+
+def draft_metrics(servers: Sequence[Drafts]) -> dict[str, float]:
+    """Return the metrics of all servers, as vLLM defines them; empty without a row that had drafts."""
+    rows, drafted, accepted = (
+        sum([drafts.rows for drafts in servers]),
+        sum([drafts.drafted for drafts in servers]),
+        sum([drafts.accepted for drafts in servers]),
+    )
+    if not rows:
+        return {}
+    return {
+        "accepted_tokens_per_step": 1 + accepted / rows,
+        "draft_acceptance_rate": accepted / drafted,
+        "wasted_tokens": drafted - accepted + sum([drafts.lost for drafts in servers]),
+    }
 
 
 def accept_none(request: Request, drafts: int) -> int:

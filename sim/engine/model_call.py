@@ -268,7 +268,7 @@ def _deliver_verified(server: Server, step: Step, now: float) -> None:
         if known > request.stop_at:
             tokens -= known - request.stop_at
             request._written -= known - request.stop_at
-        drafts.kept += min(tokens, row.accepted)
+            drafts.lost += row.accepted - min(tokens, row.accepted)
         if request.first_token is None:
             request.first_token = now
         else:

@@ -226,7 +226,9 @@ class ServerState:
         if self.flight is not None and request.in_flight:
             if request in self.flight.left:  # its steps before have returned
                 request.decoding += self.cohort.busy - request._joined_busy_s
-            self.flight.drop(request)
+            dropped = self.flight.drop(request)
+            if self.drafts is not None:
+                self.drafts.lost += dropped
 
     def take_out(self, request: Request, stays: bool = False) -> None:
         """Remove a request from its queue for good, unless it stays. It runs no more and loses its token in flight."""

@@ -97,14 +97,15 @@ class Step:
         """Whether a request that has left the cohort is part of the model call."""
         return request in self.left or any(chunk.request is request for chunk in self.chunks)
 
-    def drop(self, request: Request) -> None:
-        """Throw away the token of a request."""
-        cohort = request._cohort
+    def drop(self, request: Request) -> int:
+        """Throw away the token of a request. Return how many drafts were verified with it."""
+        cohort, drafts = request._cohort, 0
         if self.verified:
             gone = [row for row in self.verified if row.request is request]
             for row in gone:
                 request._in_flight -= 1 + row.drafts
                 request._written -= 1 + row.drafts
+                drafts += row.drafts
             self.verified = [row for row in self.verified if row.request is not request]
         elif request in self.sampled:
             self.sampled.remove(request)
@@ -123,6 +124,7 @@ class Step:
                 request._cached += 1
         if request in self.ends:
             self.ends.remove(request)
+        return drafts
 
 
 class TokenGaps:

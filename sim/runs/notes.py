@@ -27,6 +27,8 @@ PHRASES = {
     "other engines differ",
     "no uncertainty": "profile {profile} has no stored uncertainty: the intervals include only the spread between "
     "sessions",
+    "no drafting time": "profile {profile} has no drafting time: drafting counts as 0 s, so the real server is slower; "
+    "set speculative.drafting (seconds per step)",
     "unused prefixes": "prompts of the trace share prefixes, but the run has no prefix cache: an unlimited one would "
     "hit {hits:.1f} % of the {blocks:,} prompt blocks",
     "several answers": "{engine}: several answers to a request (n > 1) are not reproduced; each runs as a request "

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from servesim.core import Request
+from servesim.engine.drafts import draft_metrics
 from servesim.engine.fleet import Fleet
 from servesim.engine.replica import Replica
 
@@ -19,6 +20,7 @@ COLUMNS = {  # of a printed table: the key of a row -> its head, and what a valu
     "name": ("replica", 1), "requests": ("requests", 1), "output_throughput": ("tok/s", 1),
     "mean_ttft_ms": ("TTFT ms", 1), "prefix_hit_rate": ("hits %", 100), "busy": ("busy %", 100),
     "peak_kv_usage": ("peak KV %", 100), "preemptions": ("preempted", 1),
+    "draft_acceptance_rate": ("drafts %", 100),
 }  # fmt: skip
 
 
@@ -101,6 +103,7 @@ def replica_row(replica: Replica, end: float, served: Sequence[Request], makespa
         "peak_kv_usage": server.kv_use.peak_blocks / server.pool.total if server.policy.uses_block_pool else None,
         "preemptions": sum(request.preemptions for request in served),
         "model_calls": replica.loop.calls,
+        **({} if server.drafts is None else draft_metrics([server.drafts])),
     }
 
 

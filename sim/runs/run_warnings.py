@@ -27,7 +27,7 @@ FIXED_BLOCKS = ("llm-serving",)  # policies of engines that do not compute the n
 def run_warnings(scenario: Scenario, profile: Profile, trace: Optional[Trace]) -> list[Note]:
     """Return the warnings of a scenario. The trace is not read if it is None."""
     found = [warn_refused(scenario), warn_default_blocks(scenario, profile), warn_bad_profile(profile)]
-    found.append(warn_not_simulated(scenario))
+    found += [warn_not_simulated(scenario), warn_no_drafting(scenario, profile)]
     if trace is not None:
         rules = rules_of(scenario.make_policy())
         found.append(warn_answers(trace, rules))
@@ -104,6 +104,14 @@ def warn_not_simulated(scenario: Scenario) -> Optional[Note]:
     except BadInput:  # the file of a stored run may be gone
         return None
     return note("server config", file=path, text=text) if text else None
+
+
+def warn_no_drafting(scenario: Scenario, profile: Profile) -> Optional[Note]:
+    """Warn if the run has drafts, but nothing says how long a model takes to guess them. N-grams need no model."""
+    section = scenario.drafts
+    if section is None or section.drafting is not None or section.method == "ngram":
+        return None
+    return note("no drafting time", profile=profile.name)
 
 
 def warn_bad_profile(profile: Profile) -> Optional[Note]:

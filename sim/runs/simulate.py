@@ -13,6 +13,7 @@ from servesim.config.scenario import Scenario, scenario_of_pool
 from servesim.config.user_code import class_line, user_errors
 from servesim.core import BadInput, BlockPool, PolicyError, Request, Shape, StepCost, Stuck
 from servesim.costs.device_profile import Profile, load_profile
+from servesim.engine.drafts import Drafts, draft_metrics
 from servesim.engine.fleet import Fleet
 from servesim.engine.kv_cache import KvCache
 from servesim.engine.kv_use import KvUse, kv_metrics
@@ -64,6 +65,7 @@ class Run:
     ran: Sequence[Request] = ()  # the requests of the engine: one per answer, if it runs these apart
     kv_uses: Sequence[tuple[KvUse, BlockPool, int]] = ()  # of each server with KV blocks, and its model calls
     cache: Optional[KvCache] = None  # with the counts of all servers; None: that of the server
+    drafts: Sequence[Drafts] = ()  # of each server with speculative decoding
     servers: int = 1
     replicas: Optional[Replicas] = None  # in a fleet with more than one
 
@@ -133,6 +135,7 @@ class Run:
             "padded_decode_rows": self.padded_rows,
             **self.kv_metrics,
             **self.cache_metrics,
+            **draft_metrics(self.drafts),
             **self.limit_metrics,
             **({} if self.replicas is None else self.replicas.metrics),
             "mean_seconds": self.measures.time_breakdown(),
@@ -275,7 +278,7 @@ def finished_run(
         scenario, profile, requests, measures, server, loop.calls, loop.now - idle, loop.now,
         sum(tokens for tokens, _ in padding), sum(rows for _, rows in padding), outside,
         distance, reached_sizes(scenario, clocks), stuck, work=work, kv_uses=uses, cache=cache, servers=len(loops),
-        replicas=replicas, fleet=fleet,
+        replicas=replicas, fleet=fleet, drafts=[d for each in loops if (d := each.server.drafts) is not None],
     )  # fmt: skip
 
 

@@ -164,6 +164,17 @@ def cache_lines(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def draft_lines(result: Mapping[str, Any]) -> list[str]:
+    """Return what speculative decoding has brought."""
+    if "wasted_tokens" not in result:
+        return []
+    return [
+        line("Tokens per step with drafts:", result["accepted_tokens_per_step"]),
+        line("  accepted drafts (%):", 100 * result["draft_acceptance_rate"]),
+        line("  wasted drafts:", result["wasted_tokens"]),
+    ]
+
+
 def utilisation_lines(result: Mapping[str, Any]) -> list[str]:
     """Return MFU, MBU, energy and costs of a run, and MFU and MBU of each kind of step."""
     lines = []
@@ -200,7 +211,7 @@ def simulator_metrics(run: Run) -> list[str]:
         lines.append(line("KV cache fragmentation (%):", 100 * result["kv_fragmentation"]))
     if "kv_sharing" in result:
         lines.append(line("KV blocks saved by sharing (%):", 100 * result["kv_sharing"]))
-    lines += [*cache_lines(result), *utilisation_lines(result)]
+    lines += [*cache_lines(result), *draft_lines(result), *utilisation_lines(result)]
     lines += [line(f"Requests {name}:", count) for name, count in result["outcomes"].items() if name != "finished"]
     seconds = result["mean_seconds"]
     lines.append("Time breakdown (mean s):")
