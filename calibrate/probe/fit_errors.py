@@ -188,4 +188,5 @@ def steps(prefill_rows: Sizes = 0.0, tokens: Sizes = 0.0, decode_rows: Sizes = 0
     """Return a table of shapes: equal prompts, each after as many cached tokens as it has; one row has all context."""
     prompts, total, rows, cached = np.broadcast_arrays(prefill_rows, tokens, decode_rows, context)
     squares = total**2 / np.maximum(prompts, 1)
-    return np.column_stack([prompts, total, total, squares, squares, rows, rows, cached, np.zeros(len(total)), cached])
+    zero = np.zeros(len(total))
+    return np.column_stack([prompts, total, total, squares, squares, rows, rows, cached, zero, cached, zero])

@@ -11,6 +11,7 @@ from servesim.config.user_code import user_errors
 from servesim.core import BadInput, ClientRequest, Policy, Request
 from servesim.costs.derived import HostCopyCost
 from servesim.costs.device_profile import Profile
+from servesim.costs.drafting import with_drafter
 from servesim.costs.profile import FRONT_END
 from servesim.engine.acceptance import Acceptance, Proposals
 from servesim.engine.build import build_loop, build_server
@@ -87,6 +88,8 @@ def build_simulation(
     if rules_of(policy).steps_in_flight > 1:
         selected = selected.overlapped()
     cost = selected.cost_of_run(scenario.seed + replica if scenario.noise else None, warm=config.start == "warm")
+    if (drafts := scenario.drafts) is not None:
+        cost = with_drafter(cost, profile, drafts.method, drafts.tokens, drafts.drafting, drafts.model or "")
     if config.host_cache is not None:
         cost = HostCopyCost(cost, *host_copy_times(config, scenario.profile))
     clock = SimulatedClock(

@@ -14,7 +14,7 @@ from servesim.calibrate.probe.samples import SAMPLE_FILES, measured_points, read
 from servesim.core import BadInput, Shape
 from servesim.files.step_table import ModelCall, read_calls, read_steps, write_calls
 
-HEADER = "load,kind,point,seconds,host_seconds,flagged," + ",".join(Shape._fields[:-1]) + ",failed\n"
+HEADER = "load,kind,point,seconds,host_seconds,flagged," + ",".join(Shape._fields[:-2]) + ",failed\n"
 DECODE = "a,decode,3,{},,{},0,0,0,0,0,4,4,400,0,{}\n"
 TEXT = HEADER + DECODE.format(0.5, "", "") + DECODE.format(9, "outlier", "") + DECODE.format("", "", "out of memory")
 
