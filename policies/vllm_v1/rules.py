@@ -7,6 +7,8 @@ from typing import NamedTuple, Optional
 from servesim.core import CacheDraft, Chunk, Plan, Policy, Preemption, Request
 from servesim.core.native import mypyc_attr
 from servesim.engine.caching_rules import CachingRules
+from servesim.engine.cohort import Cohort
+from servesim.engine.draft_cohort import DraftCohort
 from servesim.engine.drafts import Drafts
 from servesim.engine.kv_cache import KvCache
 from servesim.engine.prefix_cache import PrefixCache
@@ -102,13 +104,16 @@ class VLLMRules(CachingRules):
             blocks = blocks or preemption.request._blocks
         return state.preempt(preemption, now, self.drops_tokens_in_flight, tokens, last, blocks)
 
+    def make_cohort(self, block_size: int) -> Cohort:
+        if self.drafting is NO_DRAFTS:
+            return super().make_cohort(block_size)
+        return DraftCohort(block_size, Drafts(self.drafting.tokens), self.drafting.lookahead)
+
     def make_cache(self, state: ServerState, host_blocks: int) -> tuple[Optional[KvCache], Optional[CacheDraft]]:
         made = super().make_cache(state, host_blocks)
-        if self.drafting is not NO_DRAFTS:
-            state.drafts = Drafts(self.drafting.tokens)
-            cache = made[0]
-            if isinstance(cache, PrefixCache):
-                cache.named, cache.tree.is_told = {}, True
-                cache.drops_last = self.drafting.drops_last_hit
-                cache.unnamed = max(0, self.drafting.prefill_lookahead - 1)
+        cache = made[0]
+        if self.drafting is not NO_DRAFTS and isinstance(cache, PrefixCache):
+            cache.named, cache.tree.is_told = {}, True
+            cache.drops_last = self.drafting.drops_last_hit
+            cache.unnamed = max(0, self.drafting.prefill_lookahead - 1)
         return made
