@@ -28,7 +28,7 @@ from servesim.policies.vllm_common import budget_refusals, prefilling_is_last, p
 
 from .drafting import Drafting, drafting_of
 from .rules import Unscheduled, VLLMRules
-from .speculation import Pass
+from .speculation import decide
 
 NO_PREFIX: Final = CachedPrefix(0, 0, False, 0)
 DECODE_ONCE: Final = Plan(decode=True)
@@ -189,7 +189,7 @@ class VLLMV1(Policy):
 
     def decide(self, view: View) -> Plan:
         if self.num_speculative_tokens:
-            return Pass(self, view).run()
+            return decide(self, view)
         return self.schedule(view, self.max_num_batched_tokens)
 
     def schedule(self, view: View, budget: int) -> Plan:

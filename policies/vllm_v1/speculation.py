@@ -32,6 +32,20 @@ NO_PROMPTS: Final[AbstractSet[Request]] = frozenset()
 DECODE_ONCE: Final = Plan(decode=True)
 
 
+def decide(policy: VLLMV1, view: View) -> Plan:
+    """Return the plan of a step. If no prompt is there and nothing is short, the requests need not be looked at."""
+    rows, drafting = view.decoding, policy.drafting
+    if rows and rows == len(view.running) and not len(view.waiting):
+        inputs = rows * (1 + drafting.tokens + drafting.slots)
+        if (
+            inputs <= policy.max_num_batched_tokens
+            and 1 + drafting.tokens <= policy.max_chunk(rows)
+            and view.decode_block_need <= view.pool.free
+        ):
+            return DECODE_PAST_FINISH
+    return Pass(policy, view).run()
+
+
 class Pass:
     """One decision: what is left for further requests, and what it has planned."""
 
