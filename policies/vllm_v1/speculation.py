@@ -18,9 +18,10 @@ from servesim.core import (
     Plan,
     Preemption,
     Request,
+    Stuck,
     View,
 )
-from servesim.policies.vllm_common import prefilling_is_last
+from servesim.policies.vllm_common import prefilling_is_last, requests_in
 
 from .rules import Unscheduled
 
@@ -181,6 +182,9 @@ class Pass:
                 if 1 + drafts > self.room:
                     break
                 tokens += drafts
+                if tokens > self.max_chunk:
+                    why = "vLLM ends with an AssertionError: long_prefill_token_threshold cuts empty drafts of request"
+                    raise Stuck(f"{why} {request.id}", requests_in(view), view.now)
             elif tokens > self.room and not policy.enable_chunked_prefill:
                 break
             tokens = min(tokens, self.room)
