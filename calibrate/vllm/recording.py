@@ -63,7 +63,7 @@ class Recording:
         method, scheduler = self.header.get("speculative", {}).get("method"), self.header["scheduler"]
         found = [f"{name}_config" for name in self.header["features"] if name != "speculative" or method not in METHODS]
         most = scheduler.get("max_num_scheduled_tokens")
-        if most not in (None, scheduler["max_num_batched_tokens"]):  # the same with speculative decoding
+        if most not in (None, scheduler.get("max_num_batched_tokens")):  # the same with speculative decoding
             found.append(f"max_num_scheduled_tokens={most}")
         for (section, name), neutral in UNSIMULATED.items():
             value = self.header[section].get(name, neutral)

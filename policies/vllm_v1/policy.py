@@ -27,6 +27,8 @@ from servesim.core.native import mypyc_attr
 from servesim.policies.vllm_common import budget_refusals, prefilling_is_last, priority_key
 
 from .drafting import Drafting, drafting_of
+from .group_cache import GroupDraft
+from .group_pass import GroupPass
 from .rules import Unscheduled, VLLMRules
 from .speculation import decide
 
@@ -95,6 +97,8 @@ class VLLMV1(Policy):
     long_prefill_token_threshold_adaptive: bool = False  # this maximum is at least an equal share of the budget
     scheduler_reserve_full_isl: bool = True  # admit only if the blocks of the whole prompt are free (from 0.19)
     enable_prefix_caching: bool = True  # requests with equal beginnings share KV blocks
+    # models with windows: tokens between two places where a later prompt can use a window; 0: ends of prompts; None: all
+    prefix_cache_retention_interval: Optional[Int0] = 0
     watermark: Fraction = 0.0  # fraction of the blocks that an admission must leave free if requests run (from 0.24)
     # fcfs, or priority: waiting queue and victims sorted by (priority, arrival)
     policy: Literal["fcfs", "priority"] = "fcfs"
@@ -167,6 +171,9 @@ class VLLMV1(Policy):
         threshold = self.long_prefill_token_threshold
         if max_model_len is not None and threshold > max_model_len:
             refusals.append(f"long_prefill_token_threshold ({threshold}) is above max_model_len ({max_model_len})")
+        interval = self.prefix_cache_retention_interval
+        if interval and interval % block_size:
+            refusals.append(f"prefix_cache_retention_interval ({interval}) is no multiple of block_size ({block_size})")
         drafting = self.drafting
         if drafting.prefill_lookahead > max(1, block_size) and self.enable_prefix_caching:
             refusals.append(f"num_speculative_tokens ({drafting.tokens}) is above block_size ({block_size}) with mtp")
@@ -188,6 +195,8 @@ class VLLMV1(Policy):
         return drafting_of(self.speculative_method, self.num_speculative_tokens, self.mtp_modules)
 
     def decide(self, view: View) -> Plan:
+        if isinstance(view.prefix_cache, GroupDraft):
+            return GroupPass(self, view, view.prefix_cache.cache).run()
         if self.num_speculative_tokens:
             return decide(self, view)
         return self.schedule(view, self.max_num_batched_tokens)

@@ -175,6 +175,9 @@ class ModelKeys(Keys):
     experts: Optional[Whole] = None
     experts_per_token: Optional[Whole] = None
     shared: Optional[Whole] = None
+    window: Optional[Whole] = None
+    full_layers: Optional[Whole] = None
+    full_first: Optional[Whole] = None
     context: Optional[Whole] = None
     dtype: Optional[str] = None
 
@@ -200,6 +203,7 @@ class ServerKeys(Stored):
     command: list[str]  # model and flags; empty if another program has started it
     policy: dict[str, Any]  # its settings, as sections of a scenario
     engine: dict[str, Any]
+    speculative: Optional[dict[str, Any]] = None
 
 
 class ProfileFile(Stored):

@@ -9,6 +9,7 @@ from typing import Any, Final, Optional
 from servesim.core import Request
 from servesim.core.limits import MAX_DRAFTS
 
+Chances = tuple[int, Optional[float], Sequence[float], int, float]  # as JSON: the arguments of `Drafts.connect`
 MASK: Final = 2**64 - 1
 MODULUS: Final = 2**30 - 35  # a prime; products with smaller numbers are fast in compiled code
 MULTIPLIER: Final = 771645345
@@ -29,12 +30,13 @@ class Acceptance:
     numbers of a request are a Lehmer sequence: cheap, because every row of a run needs one.
     """
 
-    def __init__(self, key: int, rate: Optional[float], rates: Sequence[float] = ()) -> None:
+    def __init__(self, key: int, rate: Optional[float], rates: Sequence[float] = (), tokens: int = MAX_DRAFTS) -> None:
         self.start = zlib.crc32(f"{key} ".encode())  # key of the random stream
         self.rate = rate  # of each draft, if those before it are accepted; None: that of the request
+        self.tokens = tokens  # the most drafts of a row
         self.bounds = bounds_of(rates)  # a smaller number accepts the draft at this position
         if not rates and rate is not None:
-            self.bounds = bounds_of(powers(rate))
+            self.bounds = bounds_of(powers(rate, tokens))
         self._bounds_at: dict[float, list[int]] = {}  # by rates of requests
 
     def accept(self, request: Request, drafts: int) -> int:
@@ -51,7 +53,7 @@ class Acceptance:
         assert rate is not None, f"{request} has no acceptance"
         bounds = self._bounds_at.get(rate)
         if bounds is None:
-            bounds = self._bounds_at[rate] = bounds_of(powers(rate))
+            bounds = self._bounds_at[rate] = bounds_of(powers(rate, self.tokens))
         return bounds
 
 
@@ -63,8 +65,8 @@ def first_luck(start: int, name: Any) -> int:
     return luck or 1
 
 
-def powers(rate: float) -> list[float]:
-    return [rate ** (count + 1) for count in range(MAX_DRAFTS)]
+def powers(rate: float, count: int) -> list[float]:
+    return [rate ** (power + 1) for power in range(count)]
 
 
 def bounds_of(rates: Sequence[float]) -> list[int]:

@@ -176,7 +176,7 @@ class DraftCohort(Cohort):
                 self._note_growth(request)
         rows -= len(left)
         drafts.drafted += rows * tokens
-        if counts[0] + counts[1] > MAX_NEWEST:
+        if counts[0] + counts[-1] > MAX_NEWEST:
             drafts.counts  # noqa: B018  adds them to the others
         self.context += rows + total
         for row in left:

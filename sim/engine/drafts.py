@@ -11,7 +11,7 @@ from typing import Callable, Final, Optional
 
 from servesim.core import Chunk, Request
 
-from .acceptance import Acceptance
+from .acceptance import Acceptance, Proposals
 from .step import Verified
 
 Accept = Callable[[Request, int], int]  # of the next row of a request with drafts: how many the model accepts
@@ -69,6 +69,14 @@ class Drafts:
     def use(self, model: Acceptance) -> None:
         """Accept as many drafts as this model says."""
         self._accept, self.model = model.accept, model
+
+    def connect(
+        self, key: int, rate: Optional[float], rates: Sequence[float], proposals_key: int, proposals: float
+    ) -> None:
+        """Accept drafts by chance, and offer them by chance."""
+        self.use(Acceptance(key, rate, rates, self.tokens))
+        if proposals < 1:
+            self.offer = Proposals(proposals_key, proposals, self.tokens).offer
 
     def launch(self, chunk: Chunk, overlaps: bool, decodes: bool) -> Verified:
         """Count the drafts of a chunk as accepted. Return what the step will return."""

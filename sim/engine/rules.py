@@ -45,6 +45,7 @@ class EngineRules:
         self.splits_answers = False  # that is what the engine does; otherwise it is not known
         self.has_prefix_cache = False
         self.frees_late = False  # finished requests hold their blocks until a plan releases them
+        self.may_have_cache_groups = False  # models whose layers have windows keep the blocks of these apart
         self.may_have_host_cache = False  # host memory for blocks that the prefix cache evicts
         self.drops_tokens_in_flight = False  # a preempted request loses its token in flight and computes it again
         self.slots_field = ""  # field of the policy that limits the running requests
@@ -57,8 +58,8 @@ class EngineRules:
         """Return the prefix cache, with this number of blocks of host memory, and what a policy sees of it."""
         return NO_CACHE
 
-    def make_cohort(self, block_size: int) -> Cohort:
-        """Return the object that advances the decoding requests."""
+    def make_cohort(self, block_size: int, one_by_one: bool) -> Cohort:
+        """Return the object that advances the decoding requests; `one_by_one`: it advances none of them."""
         return Cohort(block_size)
 
     def slots(self, policy: Policy) -> Optional[int]:

@@ -44,11 +44,15 @@ class ServerState:
         self.pool = pool
         self.cohort = cohort
         self.draft_cohort = cohort if isinstance(cohort, DraftCohort) else None
-        self.drafts = None if self.draft_cohort is None else self.draft_cohort.drafts  # speculative decoding
+        drafts = None if self.draft_cohort is None else self.draft_cohort.drafts
+        self.drafts = drafts if drafts is not None and drafts.tokens else None  # speculative decoding
         self.waiting = waiting
         self.running, self.prefilling = running_queues(running_order)
         self.swapped = FifoQueue()
         self.finished = FifoQueue()  # finished requests that still hold blocks; `done` has all
+        self.kv_cache_groups: Sequence[
+            Optional[int]
+        ] = ()  # those of the model, if it has several; their rules know them
         self.prefix_cache: Optional[KvCache] = None
         self.limits = Limits(pool, policy, max_model_len)
         self.view = View(

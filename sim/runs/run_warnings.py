@@ -12,6 +12,7 @@ from servesim.config.memory import blocks_of_device
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput
 from servesim.costs.device_profile import Profile, load_profile
+from servesim.costs.drafting import drafter_of
 from servesim.costs.profile_verdict import DO_NOT_USE, verdict_on
 from servesim.engine.rules import EngineRules, rules_of
 from servesim.files.checked import format_bytes
@@ -81,7 +82,7 @@ def warn_default_blocks(scenario: Scenario, profile: Profile) -> Optional[Note]:
     engine, policy = scenario.engine, scenario.policy["name"]
     if policy in FIXED_BLOCKS or engine.device_memory is not None or "num_blocks" in engine.model_fields_set:
         return None
-    budget = blocks_of_device(profile.about, engine.block_size)
+    budget = blocks_of_device(profile.about, engine.block_size, engine.kv_cache_groups or [])
     file = None if scenario.server_config is None else config_file_of(policy)
     if budget is None and file is not None and file.without_blocks:
         text = file.without_blocks.format(blocks=engine.num_blocks)
@@ -111,7 +112,8 @@ def warn_no_drafting(scenario: Scenario, profile: Profile) -> Optional[Note]:
     section = scenario.drafts
     if section is None or section.drafting is not None or section.method == "ngram":
         return None
-    return note("no drafting time", profile=profile.name)
+    known = drafter_of(profile, section.method, section.model or "")
+    return note("no drafting time", profile=profile.name) if known is None else None
 
 
 def warn_bad_profile(profile: Profile) -> Optional[Note]:

@@ -31,6 +31,7 @@ from servesim.engine.step import Step, batch
 from servesim.policies.mindie.round import MindIEState
 from servesim.policies.sglang.policy import SGLangState
 from servesim.policies.vllm_ascend.rules import BalanceRules
+from servesim.policies.vllm_v1.group_cache import GroupCache
 
 from ..conftest import RECORDINGS
 
@@ -271,6 +272,11 @@ class StepLog:
                 self.row["limits"] = [state.feedback.dynamic.seats, state.feedback.dynamic.prefill_seats]
         if isinstance(server.prefix_cache, PrefixCache) and self.counts_hashes:
             self.row["hashes"] = count_hashes(server.prefix_cache, server, step)
+        if isinstance(server.prefix_cache, GroupCache):
+            self.row["hashes"] = sum(map(len, server.prefix_cache.names))
+            tables = server.prefix_cache.tables.values()
+            held = zip(*([len(cells) - cells.count(None) for cells in table.groups] for table in tables))
+            self.row["held"] = list(map(sum, held)) or [0] * len(server.kv_cache_groups)
         if not server.rules.polls:
             self.open = {step: row for step, row in self.open.items() if row["sched"] or row["preempted"]}
         self.open[step] = self.row
@@ -351,6 +357,7 @@ def play(recording: Recording, policy: Optional[Policy] = None, fast_forward: bo
             knobs.get("block_size", 1),
             host_blocks=knobs.get("num_cpu_blocks", 0),
             max_model_len=knobs.get("max_model_len"),
+            kv_cache_groups=knobs.get("groups", ()),
         )
         if server.drafts is not None:
             play_drafts(recording, server.drafts, log)
