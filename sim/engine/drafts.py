@@ -39,6 +39,10 @@ class Drafts:
             self.newest[accepted] = 0
         return self._counts
 
+    @counts.setter
+    def counts(self, counts: list[int]) -> None:
+        self._counts, self.newest = counts, [0] * len(counts)
+
     @property
     def rows(self) -> int:
         """Rows with drafts that have returned."""
