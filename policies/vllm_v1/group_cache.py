@@ -207,8 +207,8 @@ class GroupCache(KvCache):
     def roll_back(self) -> None:
         """Take back all changes of a draft."""
         undo, self._undo = self._undo, None
-        for action, *values in reversed(undo or ()):
-            action(*values)
+        for call in reversed(undo or ()):
+            call[0](*call[1:])
 
     def carry_out(self, changes: Iterable[Change]) -> None:
         """Make the changes of a plan."""

@@ -83,7 +83,9 @@ def find_hit(rules: WindowRules, names: Names, keys: Sequence[Hashable], length:
     """Return what the cache has of a request with this number of known tokens. Its last token is always computed."""
     size = rules.block_size
     hit, full, longest = (length - 1) // size, length // size, 0
-    starts, found, dropped = {}, {}, set()
+    starts: dict[int, int] = {}  # by kind
+    found: dict[int, int] = {}
+    dropped: set[int] = set()
     alone = len(rules.windows) == 1
     while True:
         current = hit
