@@ -21,9 +21,7 @@ from servesim.core import Shape, StepCost
 
 Points = Sequence[tuple[float, float]]
 INFINITY = float("inf")
-CHUNK_READ = (
-    1.4  # time to read a cached token in a chunk of few tokens / in a decode: steps of 64 to 128 rows on an H200
-)
+CHUNK_READ = 1.4  # times the seconds of a decode, to read a cached token in a chunk of few tokens: H200, 64 to 128 rows
 
 
 def interpolate(points: Points, x: float) -> float:
