@@ -75,7 +75,7 @@ class PrefillPart(Part):
             tokens = self.buckets[bisect_left(self.buckets, tokens)]
         return interpolate(self.tokens, tokens)
 
-    def cached(self, cross: float, tokens: int, width: int) -> float:
+    def cached(self, cross: float, tokens: float, width: int) -> float:
         """Return the seconds of attention to the tokens cached before the chunks."""
         wide = cross * width / tokens
         if wide > cross and self.width_power is not None:
@@ -236,10 +236,14 @@ class PartsCost(StepCost):
         """Return by how much the attention takes longer than reading the cached tokens, `read` seconds for each."""
         if not shape.drafts:
             return 0.0
-        tokens, split = shape.decode_rows + shape.drafts, self.decodes.split
-        cross = tokens / shape.decode_rows * shape.context
-        attention = self.prefill.cached(cross, shape.prefill_tokens + tokens, 0 if split else self.prefill.width)
-        return max(0.0, attention - read * shape.context, 0.0 if split else (CHUNK_READ - 1) * read * shape.context)
+        part, tokens = self.prefill, shape.decode_rows + shape.drafts
+        queries, reading = tokens / shape.decode_rows, read * shape.context
+        if self.decodes.split:
+            return max(0.0, part.cached(queries * shape.context, tokens, 0) - reading)
+        attention = part.cached(queries * shape.context, shape.prefill_tokens + tokens, part.width)
+        if shape.longest and not shape.prefill_rows:  # a row that is not split takes its time, whatever the others have
+            attention = max(attention, part.cached(queries * shape.longest, queries, part.width))
+        return max(attention, CHUNK_READ * reading) - reading
 
     def _line(self, rows: int, live: int) -> tuple[float, float]:
         terms = self._terms.get(rows)

@@ -62,6 +62,8 @@ def test_few_rows_with_drafts_take_as_long_as_a_chunk_unless_their_contexts_are_
     chunks = replace(PARTS, prefill=replace(PREFILL, width=512))
     host, read = 1e-4 + 1e-5, 1000e-7
     assert chunks.duration(decodes(1, 1000, 3)) == pytest.approx(0.01 + 1e-5 + 512_000e-9 + host)
+    unequal = decodes(2, 550, 6)._replace(longest=1000)
+    assert chunks.duration(unequal) == pytest.approx(0.01 + 0.002 / 7 + 2e-5 + 512_000e-9 + host + 1e-5)
     split = replace(chunks, decodes=replace(DECODE, split=True))
     assert split.duration(decodes(1, 1000, 3)) == pytest.approx(0.01 + 1e-5 + read + host)
     assert cost_from(cost_mapping(split), "cost") == split
