@@ -26,6 +26,7 @@ SECTIONS = {  # of vLLM's configuration, and the settings to write: not all, bec
     "cache": (),
     "parallel": ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
     "model": ("model", "max_model_len", "quantization", "enforce_eager"),
+    "speculative": ("method", "num_speculative_tokens"),
 }
 FEATURES = ("speculative", "lora", "kv_transfer", "ec_transfer")  # sections that are None if the feature is off
 PLAIN = (bool, int, float, str, type(None))
@@ -77,7 +78,7 @@ class StepRecorder:
             self.unfinished[id(decision)] = {
                 "step": self.steps, "start": start, "waiting": len(self.waiting), "arrived": arrived,  # type: ignore[attr-defined]
                 "preempted": sorted(getattr(decision, "preempted_req_ids", None) or ()),
-                **step_shape(decision.num_scheduled_tokens, self.requests),  # type: ignore[attr-defined]
+                **step_shape(decision, self.requests),  # type: ignore[attr-defined]
             }  # fmt: skip
         return decision
 
@@ -86,27 +87,40 @@ class StepRecorder:
         line = self.unfinished.pop(id(decision), None)
         outputs = super().update_from_output(decision, output, *args, **options)  # type: ignore[misc]
         if line is not None:
+            for row in line.get("verified", ()):
+                row.append(max(0, len(output.sampled_token_ids[output.req_id_to_index[row[0]]]) - 1))
             self.lines.put({**line, "end": end})
         return outputs
 
 
-def step_shape(tokens: Any, requests: Any) -> dict[str, Any]:
-    """Return the prompt chunks of a step, [request, tokens, cached tokens], the decoding requests and their context."""
+def step_shape(decision: Any, requests: Any) -> dict[str, Any]:
+    """Return the prompt chunks of a step, [request, tokens, cached tokens], the decoding requests and their context.
+
+    With speculative decoding also drafted tokens, and `verified`: [request, output tokens before, drafts, accepted].
+    """
     chunks, rows, context = [], 0, 0
-    for id, count in tokens.items():
+    guesses = {id: len(ids) for id, ids in (getattr(decision, "scheduled_spec_decode_tokens", None) or {}).items()}
+    for id, count in decision.num_scheduled_tokens.items():
         cached = requests[id].num_computed_tokens - count  # the scheduler has already added them
+        count -= guesses.get(id, 0)
         if count == 1 and cached >= requests[id].num_prompt_tokens:
             rows += 1
             context += cached
         else:
             chunks.append([id, count, cached])
-    return {"batch": chunks, "decode_rows": rows, "context": context}
+    shape = {"batch": chunks, "decode_rows": rows, "context": context}
+    if not guesses:
+        return shape
+    verified = [[id, requests[id].num_output_tokens, count] for id, count in guesses.items()]
+    return {**shape, "drafts": sum(guesses.values()), "verified": verified}
 
 
 def describe_engine(scheduler: Any) -> dict[str, Any]:
     """Return what the log says about the server: version, settings, KV blocks, model and device."""
     config = scheduler.vllm_config
-    sections = {name: plain_values(getattr(config, f"{name}_config"), chosen) for name, chosen in SECTIONS.items()}
+    sections = {
+        name: plain_values(getattr(config, f"{name}_config", None), chosen) for name, chosen in SECTIONS.items()
+    }
     sizes = config.model_config.hf_config.to_dict()
     return {
         "engine": "vllm",
@@ -121,8 +135,8 @@ def describe_engine(scheduler: Any) -> dict[str, Any]:
 
 
 def plain_values(config: Any, chosen: tuple[str, ...]) -> dict[str, Any]:
-    """Return the numbers and texts of one section of the configuration."""
-    values = {name: value for name, value in vars(config).items() if isinstance(value, PLAIN)}
+    """Return the numbers and texts of one section of the configuration; it is None if a feature is off."""
+    values = {name: value for name, value in getattr(config, "__dict__", {}).items() if isinstance(value, PLAIN)}
     return {name: value for name, value in values.items() if not chosen or name in chosen}
 
 

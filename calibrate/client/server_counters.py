@@ -23,7 +23,10 @@ from .protocols import key_header
 PREEMPTIONS = "vllm:num_preemptions_total"
 CACHED_TOKENS = "vllm:prefix_cache_hits_total"
 LATENCIES = {"mean_ttft_ms": "vllm:time_to_first_token_seconds", "mean_e2el_ms": "vllm:e2e_request_latency_seconds"}
-SAMPLE = re.compile(r"^(vllm:\w+)(?:\{.*\})? (\S+)$", re.MULTILINE)
+DRAFTS = "vllm:spec_decode_num_drafts_total"
+ACCEPTED_AT = "vllm:spec_decode_num_accepted_tokens_per_pos_total"  # with a label `position`, from 0
+LATER_OUTPUTS = "vllm:inter_token_latency_seconds_count"  # steps that gave a request tokens, but its first one
+SAMPLE = re.compile(r'^(vllm:\w+)(?:\{(?:.*,)?(?:position="(\d+)")?.*\})? (\S+)$', re.MULTILINE)
 SETTINGS = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
 LABEL = re.compile(r'(\w+)="([^"]*)"')
 TIMEOUT_S = 10.0
@@ -79,9 +82,10 @@ def read_counters(url: str) -> ServerCounts:
 
 
 def parse_metrics(text: str) -> ServerCounts:
-    """Return the metrics of vLLM in a text, summed over their labels. Raises ValueError."""
+    """Return the metrics of vLLM in a text, summed over their labels but `position`: name/0. Raises ValueError."""
     counters: dict[str, float] = {}
-    for name, value in SAMPLE.findall(text):
+    for name, position, value in SAMPLE.findall(text):
+        name = f"{name}/{position}" if position else name
         counters[name] = counters.get(name, 0.0) + float(value)
     return {name: value for name, value in counters.items() if math.isfinite(value)}
 
@@ -111,6 +115,25 @@ def counted_between(before: ServerCounts, after: ServerCounts, finished: int) ->
         if requests == finished > 0 and f"{name}_sum" in change:
             counted[key] = 1e3 * change[f"{name}_sum"] / requests
     return counted
+
+
+def speculation_between(before: ServerCounts, after: ServerCounts) -> Optional[dict[str, Any]]:
+    """Return the drafts of a server between two readings as keys of the section `speculative`; None if it had none.
+
+    The acceptance of a position is the share of drafts that were accepted up to it.
+    """
+    change = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    drafts, accepted = change.get(DRAFTS, 0.0), []
+    while f"{ACCEPTED_AT}/{len(accepted)}" in change:
+        accepted.append(change[f"{ACCEPTED_AT}/{len(accepted)}"])
+    if drafts <= 0 or not accepted or min(accepted) < 0:
+        return None
+    rates = [round(min(1.0, count / drafts), 4) for count in accepted]
+    return {
+        "tokens": len(rates),
+        "acceptance": rates,
+        "proposals": round(min(1.0, drafts / (change.get(LATER_OUTPUTS) or drafts)), 4),
+    }
 
 
 def round_trip_ms(url: str) -> Optional[float]:

@@ -23,22 +23,25 @@ class Row(NamedTuple):
     tokens: Sequence[int]
     position: int  # cached tokens before these
     table: Sequence[int]  # block table: block i holds tokens [i * block_size, (i + 1) * block_size)
+    drafts: int = 0  # of these tokens, the last ones that are guesses (speculative decoding)
 
 
 def shape_of_rows(prompts: Sequence[Row], decodes: Sequence[Row], swapped: int = 0) -> Shape:
     """Return the shape of a step."""
-    tokens = sum(len(row.tokens) for row in prompts)
+    lengths = [len(row.tokens) - row.drafts for row in prompts]
+    tokens = sum(lengths)
     return Shape(
         prefill_rows=len(prompts),
         prefill_tokens=tokens,
         prefill_live=tokens,
-        squares=sum(len(row.tokens) ** 2 for row in prompts),
-        cross=sum(len(row.tokens) * row.position for row in prompts),
+        squares=sum(length**2 for length in lengths),
+        cross=sum(length * row.position for length, row in zip(lengths, prompts)),
         decode_rows=len(decodes),
         decode_live=len(decodes),
         context=sum(row.position for row in decodes),
         swapped=swapped,
         longest=max((row.position for row in decodes), default=0),
+        drafts=sum(row.drafts for row in (*prompts, *decodes)),
     )
 
 
@@ -65,6 +68,7 @@ class Backend:
     sampling = ""  # the variant that steps use to select tokens
     samplings: Sequence[str] = ()  # the variants that this device has
     max_steps_in_flight = 1  # launched steps whose tokens have not been collected
+    speculation = ""  # verified: rows may have drafts | pretended: also, and all its guesses are right | "": none
 
     def load(
         self, model: Model, blocks: int, block_size: int, host_blocks: int = 0, weights: Optional[str] = None
@@ -73,7 +77,10 @@ class Backend:
         raise NotImplementedError
 
     def step(self, rows: Sequence[Row]) -> list[int]:
-        """Run one step and return the most likely next token of each row. The tokens are then on the host."""
+        """Run one step and return the most likely next token of each row. The tokens are then on the host.
+
+        A row with drafts has several: the next token after the last one that is known, and after each draft.
+        """
         self.launch(rows)
         return self.collect()
 

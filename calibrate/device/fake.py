@@ -28,6 +28,7 @@ class FakeBackend(Backend):
 
     name = "fake"
     max_steps_in_flight = 2
+    speculation = "pretended"
 
     def __init__(
         self,
@@ -90,11 +91,19 @@ class FakeBackend(Backend):
         count = sum(len(row.tokens) for row in rows)
         if self.limit is not None and count > self.limit:
             raise OutOfMemory(f"fake device: {count} tokens in a step, the limit is {self.limit}")
-        self._tokens = [self._next_token(row, self._tokens) for row in rows]
-        decodes = [row for row in rows if row.position and len(row.tokens) == 1]
-        prompts = [row for row in rows if not (row.position and len(row.tokens) == 1)]
+        self._tokens = [token for row in rows for token in self._next_tokens(row, self._tokens)]
+        decodes = [row for row in rows if row.position and len(row.tokens) - row.drafts == 1]
+        prompts = [row for row in rows if not (row.position and len(row.tokens) - row.drafts == 1)]
         included = self.terms[self.samplings[0]].seconds(len(rows))
         return max(0.0, self.cost.seconds(shape_of_rows(prompts, decodes)) + (selected - included))
+
+    def _next_tokens(self, row: Row, previous: Sequence[int]) -> list[int]:
+        """Return the next token of a row. It replaces drafts by the right tokens, and returns one more for each."""
+        known = len(row.tokens) - row.drafts
+        tokens = [self._next_token(row._replace(tokens=row.tokens[:known]), previous)]
+        for position in range(row.position + known, row.position + len(row.tokens)):
+            tokens.append(self._next_token(Row(tokens[-1:], position, row.table), previous))
+        return tokens
 
     def _next_token(self, row: Row, previous: Sequence[int]) -> int:
         import numpy as np

@@ -28,7 +28,7 @@ class Driver:
     def __init__(self, engine: Any) -> None:
         self.engine = engine
         self.now = 0.0
-        self.results: dict[int, list[list[int]]] = {}  # step: rows that got a token, as (request, 1: a stop token)
+        self.results: dict[int, list[list[int]]] = {}  # step: rows, as (request, its tokens, its next drafts)
         self.decision = NOTHING
         self._steps = 0
         self._message: Optional[dict[str, Any]] = None

@@ -9,13 +9,14 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Optional
 
 from servesim.calibrate.device.worker_client import START_TIMEOUT_S, Worker, WorkerFailed
 from servesim.config.user_code import find_file, names_file
 from servesim.core import Chunk, Plan, Policy, PolicyError, Preemption, Request, View
+from servesim.engine.step import Verified
 
 from .rules import InstalledRules
 
@@ -97,11 +98,14 @@ class Session:
         self.decisions = 0
         self.seconds = 0.0  # that decisions took
         self._overlaps = False
+        self._drafts = 0  # per request and step
         self._requests: list[Request] = []  # by their number in the engine
         self._live: dict[Request, int] = {}  # those that are not done, as the engine knows
         self._names: dict[Hashable, int] = {}  # named texts
         self._steps = 0
-        self._out: list[tuple[int, list[tuple[int, int]]]] = []  # steps whose results the engine does not have
+        # steps whose results the engine does not have, and their rows: a request, its new tokens, its next drafts
+        self._out: list[tuple[int, list[tuple[int, int, int]]]] = []
+        self._returned = 0  # steps of which the accepted drafts are known
         self._is_idle = True  # the last plan had no model call
 
     def decide(self, view: View) -> Plan:
@@ -112,7 +116,8 @@ class Session:
                 self.policy.engine, "engine_start", flags=self.policy.all_flags(), blocks=view.pool.total,
                 block_size=view.pool.block_size, max_model_len=view.max_model_len,
             )  # fmt: skip
-            self._overlaps = self.policy.rules().steps_in_flight > 1
+            rules = self.policy.rules()
+            self._overlaps, self._drafts = rules.steps_in_flight > 1, rules.drafts
         count = len(self._out) - (1 if self._overlaps and not self._is_idle else 0)
         results, self._out = self._out[:count], self._out[count:]
         reply = call(
@@ -123,6 +128,12 @@ class Session:
         plan = self._plan(reply)
         self.seconds += time.perf_counter() - start
         return plan
+
+    def note_results(self, rows: Sequence[Verified]) -> None:
+        """Note the accepted drafts of a step that has returned, and the drafts for the next one."""
+        self._returned += 1
+        given = next(given for step, given in self._out if step == self._returned)
+        given += [(self._live[row.request], 1 + row.accepted, row.request.drafts) for row in rows]
 
     def _aborted(self, view: View) -> list[int]:
         """Return requests that have left although the engine does not know it."""
@@ -148,6 +159,7 @@ class Session:
             answer = None if content is None else content.answer
             rows.append({
                 "number": number, "arrival": request.arrival, "priority": request.priority, "limit": request.limit,
+                "stop": request.stop_at if request.stop_at < request.max_tokens else None,
                 "text": [(self._name(name), tokens) for name, tokens in pieces],
                 "answer": self._name(("answer", number) if answer is None else answer),
             })  # fmt: skip
@@ -157,20 +169,19 @@ class Session:
         return self._names.setdefault(name, len(self._names))
 
     def _plan(self, reply: dict[str, Any]) -> Plan:
-        rows: list[tuple[int, int]] = []
+        rows: list[tuple[int, int, int]] = []
         chunks: list[Chunk] = []
-        for number, tokens, cached in reply["scheduled"]:
+        for number, tokens, cached, drafts, blocks in reply["scheduled"]:
             request = self._requests[number]
             is_new = request.status != "running"
-            if not is_new and (cached != request.cached or tokens > request.pending):
+            if not is_new and (cached != request.cached or tokens - drafts > request.pending):
                 raise PolicyError(
                     f"policy engine: {self.policy.title} computes tokens {cached} to {cached + tokens} of request "
                     f"{request.id}, expected {request.cached} to at most {request.length}; this is not simulated"
                 )
-            chunks.append(Chunk(request, tokens, cached=cached if is_new else 0))
-            if cached + tokens == request.length:
-                written = request.written + 1
-                rows.append((number, int(written == request.stop_at < request.max_tokens)))
+            chunks.append(Chunk(request, tokens, blocks, cached if is_new else 0, drafts))
+            if cached + tokens == request.length and not self._drafts:
+                rows.append((number, 1, 0))
         self._is_idle = not chunks
         if chunks:
             self._steps += 1

@@ -13,6 +13,7 @@ from typing import Any, Optional
 
 from servesim.config.registry import make_policy, preset, presets
 from servesim.config.scenario import Scenario
+from servesim.config.speculative import SPECULATIVE
 from servesim.core import BadInput, Policy
 from servesim.core.policy import field_values
 from servesim.runs.decision_log import InMemoryLog
@@ -25,8 +26,12 @@ COMPARED = ("t", "chunks", "preempted", "cached", "free", "finished")  # of a li
 SHOWN = {"chunks": "batch", "preempted": "preempted", "cached": "cached", "free": "free blocks", "finished": "finished",
          "waiting": "waiting", "running": "running"}  # fmt: skip
 PROVABLE = {"vllm-v1": "vllm"}  # policy: the engine whose rules it has
+SPECULATING = 0.5  # of the random scenarios
 LONGEST = 1000  # maximum tokens of prompt and output in random scenarios
-COST = {"kind": "linear", "base": 0.005, "prefill_token": 0.0001, "decode_row": 0.0005, "context": 1e-7}
+COST = {
+    "kind": "linear", "base": 0.005, "prefill_token": 0.0001, "decode_row": 0.0005, "context": 1e-7,
+    "draft_token": 0.0002,
+}  # fmt: skip
 
 
 @dataclass
@@ -40,6 +45,7 @@ class Proof:
     steps: int = 0
     equal: int = 0  # of these steps
     asynchronous: int = 0  # steps that were decided before the last one had returned
+    drafted: int = 0  # steps of scenarios with speculative decoding
     cached: int = 0  # steps that used cached tokens
     preemptions: int = 0
     difference: Optional[dict[str, Any]] = None  # the first one: scenario, step, and the line of either log
@@ -94,7 +100,9 @@ def range_warning(name: str, policy: Policy, installed: EnginePolicy) -> Optiona
 def engine_policy(policy: Policy, installed: EnginePolicy) -> dict[str, Any]:
     """Return the installed engine with the settings of a policy, as a section of a scenario."""
     known, common = set(installed.settings()["flags"]), {field.name for field in fields(Policy)}
-    values = {key: value for key, value in field_values(policy).items() if key not in common | {"version"}}
+    values = {
+        key: value for key, value in field_values(policy).items() if key not in {*common, *SPECULATIVE, "version"}
+    }
     for field in fields(policy):
         if getattr(policy, field.name) != field.default and field.name in common:
             raise BadInput(f"policy.{field.name}: no engine has this setting, got {getattr(policy, field.name)!r}")
@@ -106,7 +114,8 @@ def engine_policy(policy: Policy, installed: EnginePolicy) -> dict[str, Any]:
 
 def cases(policy: Policy, name: str, seed: int, count: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the names and the trees of scenarios: the presets of the policy, then random ones."""
-    settings = {"name": name, **field_values(policy)}
+    settings = {key: value for key, value in field_values(policy).items() if key not in SPECULATIVE}
+    settings["name"] = name
     numbers = iter(range(count))
     for title in presets():
         tree = preset(title)
@@ -116,7 +125,21 @@ def cases(policy: Policy, name: str, seed: int, count: int) -> Iterator[tuple[st
             yield f"settings of {title}", {**scenario, "policy": {**settings, **changed}}
     for number in numbers:
         rng = random.Random(f"{seed} {number}")
-        yield f"random {number}", {**random_scenario(rng), "policy": random_settings(rng, settings)}
+        tree = {**random_scenario(rng), "policy": random_settings(rng, settings)}
+        if rng.random() < SPECULATING and known_of(tree["policy"], "num_speculative_tokens", 1):
+            tree["speculative"] = drafts = random_speculation(rng)
+            if drafts["method"] == "ngram":
+                tree["policy"]["async_scheduling"] = False
+        yield f"random {number}", tree
+
+
+def random_speculation(rng: random.Random) -> dict[str, Any]:
+    """Return a random section of speculative decoding. Several modules need blocks that are longer than the drafts."""
+    method, tokens = rng.choice(["ngram", "eagle", "eagle", "draft_model", "mtp"]), rng.choice([1, 2, 3, 4])
+    section = {"method": method, "tokens": tokens, "acceptance": rng.choice([0.0, 0.4, 0.7, 1.0])}
+    if method == "ngram":
+        section["proposals"] = rng.choice([0.3, 0.8, 1.0])
+    return {**section, "modules": rng.choice([1, tokens])} if method == "mtp" else section
 
 
 def random_settings(rng: random.Random, settings: dict[str, Any]) -> dict[str, Any]:
@@ -137,12 +160,18 @@ def random_settings(rng: random.Random, settings: dict[str, Any]) -> dict[str, A
     }
     chosen = dict(settings)
     for key, value in choices.items():
-        try:
-            make_policy({**chosen, key: value})
-        except BadInput:  # the version does not have it
-            continue
-        chosen[key] = value
+        if known_of(chosen, key, value):
+            chosen[key] = value
     return chosen
+
+
+def known_of(settings: dict[str, Any], key: str, value: Any) -> bool:
+    """Whether the version in these settings has another one."""
+    try:
+        make_policy({**settings, key: value})
+    except BadInput:
+        return False
+    return True
 
 
 def random_scenario(rng: random.Random) -> dict[str, Any]:
@@ -190,6 +219,7 @@ def compare(proof: Proof, label: str, scenario: Scenario, installed: EnginePolic
             return
         proof.equal += 1
         proof.asynchronous += getattr(policy.rules(), "steps_in_flight", 1) > 1
+        proof.drafted += scenario.drafts is not None
         proof.cached += any(tokens for _, tokens in rows[0].get("cached", ()))
         proof.preemptions += len(rows[0]["preempted"])
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from servesim.core import CacheDraft, Chunk, Plan, Policy
+from servesim.core import CacheDraft, Chunk, Plan, Policy, Preemption, Request
+from servesim.engine.cohort import Cohort
+from servesim.engine.draft_cohort import DraftCohort
+from servesim.engine.drafts import Drafts
 from servesim.engine.kv_cache import InstalledCache, KvCache
 from servesim.engine.rules import NO_CACHE, EngineRules
 from servesim.engine.state import ServerState
+from servesim.engine.step import Step
 
 SLOTS, BUDGET = "max_num_seqs", "max_num_batched_tokens"
 FORESEES_ENDS = (0, 11, 1)  # first version that does not run a request again whose last token is in flight
@@ -35,7 +39,7 @@ class InstalledRules(EngineRules):
         self.rejects_full_prompts = True
         self.one_token_decodes = self.splits_answers = True
         self.empty_step = 0.001
-        self.has_prefix_cache = settings["prefix_cache"]
+        self.has_prefix_cache, self.drafts = settings["prefix_cache"], settings["drafts"]
         self.limits: dict[str, int] = {field: settings[field] for field in (SLOTS, BUDGET)}
         self.slots_field, self.budget_fields = SLOTS, (BUDGET,)
 
@@ -45,8 +49,24 @@ class InstalledRules(EngineRules):
     def token_budget(self, policy: Policy) -> Optional[int]:
         return self.limits[BUDGET]
 
+    def make_cohort(self, block_size: int) -> Cohort:
+        if not self.drafts:
+            return super().make_cohort(block_size)
+        cohort = DraftCohort(block_size, Drafts(self.drafts), 0)
+        cohort.enabled = False  # every plan of an engine lists all requests
+        return cohort
+
     def make_cache(self, state: ServerState, host_blocks: int) -> tuple[Optional[KvCache], Optional[CacheDraft]]:
         return (InstalledCache(state.pool), None) if self.has_prefix_cache else NO_CACHE
+
+    def preempt(self, state: ServerState, preemption: Preemption, now: float) -> int:
+        preemption.request.drafts = 0
+        return super().preempt(state, preemption, now)
+
+    def process_results(self, state: ServerState, step: Step, finished: list[Request], now: float) -> None:
+        super().process_results(state, step, finished, now)
+        if state.drafts is not None and step.chunks:
+            step.plan.state.note_results(step.verified)
 
     def runs_as_decode(self, chunk: Chunk) -> bool:
         return chunk.request._written > 0

@@ -26,7 +26,7 @@ from vllm.v1.core import kv_cache_utils
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.kv_cache_interface import FullAttentionSpec
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 
 MODEL = {  # any model with full attention: the scheduler sees only its maximum length
@@ -38,7 +38,8 @@ NO_LIMIT = 1 << 24  # maximum length of a model without one, in tokens
 STOP = 2  # the token that ends an answer
 TEXT_TOKENS = 1 << 22  # tokens of one named text
 LIMITS = ("max_num_seqs", "max_num_batched_tokens")  # of running requests and of a step
-DECISIVE = ("async_scheduling", "enable_prefix_caching")  # flags that matter to the loop of a run
+SPECULATION = {"num_speculative_tokens": 0, "speculative_method": "eagle", "mtp_modules": 1}  # not flags of vLLM
+DECISIVE = ("async_scheduling", "enable_prefix_caching", *SPECULATION)  # flags that matter to the loop of a run
 OURS = {  # flags that the scenario sets elsewhere
     "block_size": "engine.block_size", "max_model_len": "engine.max_model_len",
     "num_gpu_blocks_override": "engine.num_blocks", "model": "no model: it is pretended",
@@ -46,7 +47,7 @@ OURS = {  # flags that the scenario sets elsewhere
 
 
 class PretendedExecutor(Executor):  # type: ignore[misc]
-    """An executor without a model: the parent process says which requests got a token."""
+    """An executor without a model and a drafter: the parent process says how many tokens requests got."""
 
     engine: VllmEngine
 
@@ -91,6 +92,10 @@ class PretendedExecutor(Executor):  # type: ignore[misc]
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
         return self.newest if non_block else self.newest.result()
 
+    def take_draft_token_ids(self) -> Any:
+        drafts, self.engine.drafts = self.engine.drafts, {}
+        return DraftTokenIds(list(drafts), [[0] * count for count in drafts.values()])
+
 
 class StepResult(Future[Any]):
     """The result of a step. It is known when the parent process says that the step has returned."""
@@ -106,8 +111,9 @@ class StepResult(Future[Any]):
         if not self.ids:
             return EMPTY_MODEL_RUNNER_OUTPUT
         tokens = {}
-        for number, stops in self.engine.driver.wait(self.step):
-            tokens[request_id(number)] = [STOP if stops else self.engine.next_token(number)]
+        for number, count, drafts in self.engine.driver.wait(self.step):
+            tokens[request_id(number)] = self.engine.next_tokens(number, count)
+            self.engine.drafts[request_id(number)] = drafts
         return ModelRunnerOutput(
             req_ids=self.ids,
             req_id_to_index={id: index for index, id in enumerate(self.ids)},
@@ -141,6 +147,7 @@ class VllmEngine:
         return {
             "version": vllm.__version__,
             "flags": sorted(self._names()),
+            "drafts": flags.get("num_speculative_tokens", 0),
             "steps_in_flight": 2 if config.scheduler_config.async_scheduling else 1,
             "prefix_cache": bool(config.cache_config.enable_prefix_caching),
             **{name: flags.get(name) or getattr(config.scheduler_config, name) for name in LIMITS},
@@ -153,7 +160,10 @@ class VllmEngine:
         config = self._config({**flags, **ours}, max_model_len)
         PretendedExecutor.engine = self
         self.core = EngineCore(config, PretendedExecutor, log_stats=False)
-        self.texts: dict[int, tuple[int, int]] = {}  # request: text of its answer, and its tokens so far
+        # request: text of its answer, its tokens so far, and which one ends it
+        self.texts: dict[int, tuple[int, int, Optional[int]]] = {}
+        self.speculates = bool(flags.get("num_speculative_tokens"))
+        self.drafts: dict[str, int] = {}  # by the id of the request, offered after the last step
         self.freed: list[Any] = []
         free = self.core.scheduler.kv_cache_manager.free
 
@@ -165,12 +175,16 @@ class VllmEngine:
 
     @staticmethod
     def _names() -> set[str]:
-        return {field.name for field in fields(EngineArgs)}
+        return {field.name for field in fields(EngineArgs)} | set(SPECULATION)
 
     def _config(self, flags: dict[str, Any], max_model_len: Optional[int]) -> Any:
         if isinstance(flags.get("scheduler_cls"), str) and ".py:" in flags["scheduler_cls"]:
             flags["scheduler_cls"] = load_class(flags["scheduler_cls"])
         length = max_model_len or NO_LIMIT
+        count, method, modules = (flags.pop(name, default) for name, default in SPECULATION.items())
+        if count:  # other methods than these need a drafter; the scheduler sees only the name of the method
+            kind = method if method == "ngram" else "ngram_gpu"
+            flags["speculative_config"] = {"method": kind, "num_speculative_tokens": count}
         with open(os.path.join("model", "config.json"), "w", encoding="utf-8") as file:
             json.dump({**MODEL, "max_position_embeddings": length}, file)
         check = current_platform.check_and_update_config
@@ -180,16 +194,23 @@ class VllmEngine:
                 model=os.path.abspath("model"), skip_tokenizer_init=True, max_model_len=length, enforce_eager=True,
                 **flags,
             )  # fmt: skip
-            return args.create_engine_config()
+            config = args.create_engine_config()
+            if count:
+                config.speculative_config.method = method
+                config.speculative_config.draft_model_config.hf_config.num_nextn_predict_layers = modules
+            return config
         except (ValueError, TypeError, AssertionError, NotImplementedError) as error:
             raise BadInput(f"policy: vLLM {vllm.__version__} refuses these flags: {one_line(error)}") from None
         finally:
             current_platform.check_and_update_config = check
 
-    def add(self, number: int, arrival: float, priority: int, text: list[list[int]], answer: int, limit: int) -> None:
+    def add(
+        self, number: int, arrival: float, priority: int, text: list[list[int]], answer: int, limit: int,
+        stop: Optional[int],
+    ) -> None:  # fmt: skip
         """Add a request. Its text is a list of pieces of named texts."""
         tokens = [TEXT_TOKENS * (name + 1) + place for name, count in text for place in range(count)]
-        self.texts[number] = (answer, 0)
+        self.texts[number] = (answer, 0, stop)
         params = SamplingParams(max_tokens=limit, ignore_eos=True, temperature=0.0, stop_token_ids=[STOP])
         options = {
             "request_id": request_id(number), "prompt_token_ids": tokens, "sampling_params": params,
@@ -205,7 +226,9 @@ class VllmEngine:
     def step(self) -> None:
         """Run the step function of the engine once."""
         self.freed.clear()
-        self.core.step_fn()
+        executed = self.core.step_fn()
+        if self.speculates:
+            self.core.post_step(executed[1])
 
     def free_blocks(self) -> int:
         blocks: int = self.core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
@@ -214,14 +237,23 @@ class VllmEngine:
     def record(self, output: Any) -> StepResult:
         """Note a decision of the scheduler, and return the result of its step."""
         requests, given = self.core.scheduler.requests, output.num_scheduled_tokens
-        scheduled = [[int(id), n, requests[id].num_computed_tokens - n] for id, n in given.items()]
+        drafts = {id: len(tokens) for id, tokens in output.scheduled_spec_decode_tokens.items()}
+        scheduled = [
+            [int(id), n, requests[id].num_computed_tokens - n, drafts.get(id, 0), self.blocks_of(id)]
+            for id, n in given.items()
+        ]
         step = self.driver.schedule(scheduled, [int(request.request_id) for request in self.freed])
         return StepResult(self, step, list(given))
 
-    def next_token(self, number: int) -> int:
-        answer, place = self.texts[number]
-        self.texts[number] = (answer, place + 1)
-        return TEXT_TOKENS * (answer + 1) + place
+    def blocks_of(self, id: str) -> int:
+        """Return the blocks of a request, if the drafter writes into some of them; 0: those of its tokens."""
+        return len(self.core.scheduler.kv_cache_manager.get_block_ids(id)[0]) if self.speculates else 0
+
+    def next_tokens(self, number: int, count: int) -> list[int]:
+        answer, place, stop = self.texts[number]
+        self.texts[number] = (answer, place + count, stop)
+        first = TEXT_TOKENS * (answer + 1)
+        return [STOP if new + 1 == stop else first + new for new in range(place, place + count)]
 
 
 def request_id(number: int) -> str:

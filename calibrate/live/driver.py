@@ -30,6 +30,7 @@ from servesim.engine.step import Step
 from servesim.files.step_table import ModelCall
 
 from .block_tables import BlockTables
+from .live_drafts import live_drafts
 from .shared_blocks import SharedBlockTables
 from .token_history import PromptMaker, TokenHistory
 
@@ -84,6 +85,12 @@ class LiveDriver:
         all_observers: list[Observer] = [self.tables, self, *observers]
         self.overlaps = server.rules.steps_in_flight > 1
         check_steps_in_flight(server.rules.steps_in_flight, backend)
+        if server.drafts is not None:
+            if engine.get("chances") is not None:
+                server.drafts.connect(*engine["chances"])
+            method = getattr(scheduler, "speculative_method", "")
+            self.history.drafts = live_drafts(server.drafts, server.rules.steps_in_flight, backend, method)
+            server.drafts.accept, server.drafts.offer = self._accepted, self._guess
         self.loop = build_loop(server, engine, requests, self.clock, all_observers, self)
 
     def run(self) -> float:
@@ -144,11 +151,29 @@ class LiveDriver:
 
     def on_step_end(self, server: Server, step: Step, now: float, finished: list[Request]) -> None:
         if step.runs_model:
+            self._append_tokens()
             call = self.launched.popleft()
-            assert call.tokens is not None
-            self.history.append(call.tokens)
             self.calls.append(ModelCall(step.start, max(step.start, call.called), now, call.shape))
         self.history.drop(finished)
+
+    def _append_tokens(self) -> None:
+        """Give the tokens of the oldest call to the requests. With drafts, the engine asks for them earlier."""
+        if self.history.in_flight:
+            tokens = self.launched[0].tokens
+            assert tokens is not None
+            self.history.append(tokens)
+
+    def _accepted(self, request: Request, count: int) -> int:
+        """Return how many drafts of a request the device has accepted."""
+        self._append_tokens()
+        assert self.history.drafts is not None
+        return self.history.drafts.accepted[request]
+
+    def _guess(self, request: Request) -> int:
+        """Guess the next tokens of a request; return how many."""
+        self._append_tokens()
+        assert self.history.drafts is not None
+        return self.history.drafts.guess(request, self.history.tokens[request])
 
     def should_stop(self) -> bool:
         """Return whether to stop the run. The monitor is called at most once per REPORT_INTERVAL_S."""

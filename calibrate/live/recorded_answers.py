@@ -16,6 +16,7 @@ import math
 import random
 import time
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
@@ -80,7 +81,7 @@ class AnswerRecord(TokenHistory):
         for chunk in step.chunks:
             if chunk.cached:
                 self._add_event(chunk.request, "cached")
-            if chunk.cached + chunk.tokens < chunk.request.prompt:
+            if chunk.request.cached + chunk.tokens < chunk.request.prompt:
                 self._add_event(chunk.request, "chunked")
         return super().rows(server, step)
 
@@ -96,13 +97,14 @@ class AnswerRecord(TokenHistory):
 
     def append(self, tokens: Sequence[int]) -> None:
         super().append(tokens)
-        watched = [
-            (row, request, index)
-            for row, request in enumerate(self.row_requests)
-            if request is not None and request in self.logits
-            for index in [len(self.tokens[request]) - request.prompt - 1]
-            if index % self._stride(request) == 0
-        ]
+        watched, later = [], Counter[Request]()
+        for row in range(len(self.row_requests) - 1, -1, -1):  # with drafts, a request may have several
+            request = self.row_requests[row]
+            if request is not None and request in self.logits:
+                later[request] += 1
+                index = len(self.tokens[request]) - request.prompt - later[request]
+                if index % self._stride(request) == 0:
+                    watched.append((row, request, index))
         if watched:
             logits = self.backend.logits([row for row, _, _ in watched])
             for (_, request, index), row_logits in zip(watched, () if logits is None else logits):

@@ -35,6 +35,7 @@ RESULT_FIELDS = (
 CACHE_COUNTS = (
     "requests", "queries", "hits", "preempted_requests", "preempted_queries", "preempted_hits", "evicted_blocks",
 )  # fmt: skip
+DRAFT_COUNTS = ("rows", "drafted", "accepted", "accepted_at", "lost")
 WARM_UP_TOKENS = 32  # maximum output length of a warm-up request
 
 
@@ -112,7 +113,17 @@ def run_result(live: LiveDriver, requests: Sequence[Request]) -> dict[str, Any]:
         "late": getattr(live.clock, "late", 0.0),
         "blocks_left": live.tables.free_count,
         "blocks": live.tables.total,
+        **drafts_result(live, requests),
     }
+
+
+def drafts_result(live: LiveDriver, requests: Sequence[Request]) -> dict[str, Any]:
+    """Return what was drafted and accepted, as JSON; by request, the rows of `LiveDrafts.log`."""
+    counts, log = live.loop.server.drafts, live.history.drafts
+    if counts is None or log is None:
+        return {}
+    rows = {str(request.id): log.log.get(request.id, []) for request in requests}
+    return {"drafts": {**{name: getattr(counts, name) for name in DRAFT_COUNTS}, "requests": rows}}
 
 
 def check_fits(requests: Sequence[Request], engine: Mapping[str, Any], about: Mapping[str, Any], context: int) -> None:

@@ -83,6 +83,7 @@ class SharedBlockTables(BlockTables):
         self._free: OrderedDict[Block, None] = OrderedDict()  # the next one first
         for id in range(1, self.total + 1):
             self._free[Block(id)] = None
+        self._reserved: deque[Block] = deque()  # taken before blocks of preempted requests became free
         self._holders: dict[Request, Holder] = {}
         self._texts: dict[Request, Text] = {}  # kept while a preempted request waits
         self._in_flight: deque[list[tuple[Request, Holder]]] = deque()  # requests that get a token, per step
@@ -108,6 +109,8 @@ class SharedBlockTables(BlockTables):
                 holder.unknown -= 1
                 if self._holders.get(request) is holder:  # otherwise it was preempted meanwhile
                     self._cache_blocks(holder, holder.computed - holder.unknown)
+            for row in step.verified:
+                self._holders[row.request].computed -= row.drafts - row.accepted
         super().on_step_end(server, step, now, finished)
 
     def _preempt(self, step: Step) -> list[Request]:
@@ -122,12 +125,14 @@ class SharedBlockTables(BlockTables):
             tokens.update({chunk.request: chunk.tokens for chunk in step.plan.chunks})
             for request in sorted(tokens, key=lambda request: request._admission):
                 holder = self._holders[request]
-                self._cache_blocks(holder, holder.computed + tokens[request] - holder.unknown)
+                self._cache_blocks(holder, min(holder.computed + tokens[request], request.length) - holder.unknown)
         kept: list[Request] = []
         for victim in victims:
             holder = self._holders[victim.request]
             computed = holder.computed + tokens.get(victim.request, 0)
-            self._take(self.tables[victim.request], holder, -(-computed // self.block_size))
+            blocks, taken = (victim.extra.blocks, victim.extra.taken) if victim.extra is not None else (0, 0)
+            self._reserved += [self._free.popitem(last=False)[0] for _ in range(taken)]
+            self._take(self.tables[victim.request], holder, blocks or -(-computed // self.block_size))
             kept.append(victim.request)
             if victim.extra is None or not victim.extra.frees_last:
                 self._release_preempted(kept)
@@ -160,8 +165,9 @@ class SharedBlockTables(BlockTables):
                     self._cache_blocks(holder, holder.computed - holder.unknown)
             else:
                 continue
-            holder.unknown += 1
-            sampled.append((request, holder))
+            if server.drafts is None:  # else blocks are cached at decisions only
+                holder.unknown += 1
+                sampled.append((request, holder))
         return sampled
 
     def _start_chunk(self, chunk: Chunk) -> Holder:
@@ -172,7 +178,7 @@ class SharedBlockTables(BlockTables):
         assert holder.computed == request._cached, f"{request}: {holder.computed} tokens in its blocks"
         holder.computed += chunk.tokens
         self._take(self.tables[request], holder, request._blocks)
-        self._cache_blocks(holder, holder.computed - holder.unknown)
+        self._cache_blocks(holder, holder.computed - chunk.drafts - holder.unknown)
         return holder
 
     def _admit(self, request: Request, cached: int) -> Holder:
@@ -198,8 +204,8 @@ class SharedBlockTables(BlockTables):
     def _take(self, table: array[int], holder: Holder, count: int) -> None:
         """Take blocks from the front of the free list until a request holds `count`."""
         while len(table) < count:
-            assert self._free, f"more than {self.total} blocks needed"
-            old = self._free.popitem(last=False)[0]
+            assert self._free or self._reserved, f"more than {self.total} blocks needed"
+            old = self._reserved.popleft() if self._reserved else self._free.popitem(last=False)[0]
             if old.node is not None:
                 self._forget(old, old.node)
             if len(holder.blocks) > len(table):

@@ -17,6 +17,7 @@ from servesim.engine.server import Server
 from servesim.engine.step import Step
 
 from .block_tables import PADDING_BLOCK, BlockTables
+from .live_drafts import LiveDrafts
 
 PromptMaker = Callable[[Request], list[int]]  # returns the prompt tokens of a request
 
@@ -36,7 +37,9 @@ class TokenHistory:
         self.tokens: dict[Request, array[int]] = {}
         self.answer_tokens: dict[Hashable, array[int]] = {}  # of finished requests, by name
         self.in_flight: deque[list[Optional[Request]]] = deque()  # per step and row: as `row_requests`
-        self.row_requests: list[Optional[Request]] = []  # of the last step that ended; None: no token for a request
+        # Of the last step that ended; None: no token for a request. A request with drafts has several rows.
+        self.row_requests: list[Optional[Request]] = []
+        self.drafts: Optional[LiveDrafts] = None
 
     def rows(self, server: Server, step: Step) -> list[Row]:
         """Return the rows of a step. Call it after the step starts and before it ends."""
@@ -45,14 +48,17 @@ class TokenHistory:
         rows: list[Row] = []
         row_requests: list[Optional[Request]] = []
         for chunk in step.chunks:
-            request, count = chunk.request, chunk.tokens
+            request, count = chunk.request, chunk.tokens - chunk.drafts
             tokens = history.get(request)
             if tokens is None:
                 tokens = history[request] = self._prompt(request)
             start = request._cached
             assert start + count <= len(tokens), f"{request}: its chunk has a token that is not known"
-            rows.append(Row(tokens[start : start + count], start, tables[request]))
-            row_requests.append(request if start + count == len(tokens) else None)
+            computed = tokens[start : start + count]
+            if chunk.drafts and self.drafts is not None:
+                computed += self.drafts.add(chunk, len(row_requests))
+            rows.append(Row(computed, start, tables[request], chunk.drafts))
+            row_requests += [request if start + count == len(tokens) else None] * (1 + chunk.drafts)
         if step.decode_rows:
             members = [request for request in server.running if request._cohort is not None]
             token_lists = [history[request] for request in members]
@@ -88,6 +94,8 @@ class TokenHistory:
         """Append the tokens that the oldest step generated, one per row. A request that has ended gets none."""
         history = self.tokens
         self.row_requests = [request if request in history else None for request in self.in_flight.popleft()]
+        if self.drafts is not None:
+            self.drafts.verify(tokens, self.row_requests, history)
         for request, token in zip(self.row_requests, tokens):
             if request is not None:
                 history[request].append(token)

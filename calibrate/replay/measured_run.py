@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
 
-from servesim.calibrate.live.replay_job import RESULT_FIELDS
+from servesim.calibrate.live.replay_job import DRAFT_COUNTS, RESULT_FIELDS
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Request, Stuck
 from servesim.costs.device_profile import Profile
@@ -115,6 +115,10 @@ def run_from_result(
     if server.prefix_cache is not None:
         for name, count in (result.get("prefix_cache") or {}).items():
             setattr(server.prefix_cache.stats, name, count)
+    drafts = result.get("drafts")
+    if server.drafts is not None and drafts is not None:
+        for name in DRAFT_COUNTS:
+            setattr(server.drafts, name, drafts[name])
     calls = [model_call(row) for row in result["calls"]]
     stuck = Stuck(result["stuck"], [], result["end"]) if result["stuck"] else None
     return MeasuredRun(
@@ -131,6 +135,7 @@ def run_from_result(
         stuck=stuck,
         work=work_from_json(result.get("work", {})),  # recorded results have none
         counters=result.get("counters"),
+        drafts=[] if server.drafts is None else [server.drafts],
         backend=result["backend"],
         model_calls=calls,
         decisions=result["decisions"],
@@ -138,7 +143,12 @@ def run_from_result(
         warm_up_calls=[model_call(row) for row in result.get("warm_up_calls", ())],
         stopped=result["stopped"],
         token_check=check_from_worker(result.get("token_check")),
-        extra={"late_s": result["late"], "blocks_left": result["blocks_left"], "blocks": result["blocks"]},
+        extra={
+            "late_s": result["late"],
+            "blocks_left": result["blocks_left"],
+            "blocks": result["blocks"],
+            **({} if drafts is None else {"drafts": drafts}),
+        },
     )
 
 
@@ -217,10 +227,22 @@ def describe_live(live: MeasuredRun, title: str, percentiles: Sequence[float] = 
     if live.model_calls:
         percent = 100 * live.result()["host_s"] / max(live.busy_seconds, 1e-9)
         lines.append(f"model calls: {len(live.model_calls)}, host overhead: {percent:.1f} % of their time")
-    lines += [*cache_lines(live.result()), *describe_device(live), *describe_requests(live)]
+    lines += [*cache_lines(live.result()), *describe_drafts(live), *describe_device(live), *describe_requests(live)]
     if live.stopped:
         lines.append("stopped early; these are the results so far")
     return [*lines, *([str(live.stuck)] if live.stuck else [])]
+
+
+def describe_drafts(live: MeasuredRun) -> Iterator[str]:
+    """Yield how many drafts the model accepted, by position. The simulation accepts the same."""
+    drafts = live.extra.get("drafts")
+    if drafts is not None and drafts["rows"]:
+        rates = ", ".join(f"{100 * count / drafts['rows']:.1f} %" for count in drafts["accepted_at"])
+        tokens = 1 + drafts["accepted"] / drafts["rows"]
+        yield (
+            f"drafts: {drafts['accepted']} of {drafts['drafted']} accepted, by position {rates}; {tokens:.2f} tokens "
+            "per verified row; the simulation accepts the same"
+        )
 
 
 def describe_device(live: MeasuredRun) -> Iterator[str]:

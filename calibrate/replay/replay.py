@@ -205,10 +205,11 @@ def simulate_and_compare(
     plain = profile.in_same_session() if same_session else profile
     live, scenario = replayed.live, replayed.live.scenario
     profile = profile_of_run(profile, live, host)
-    replayed.run, decisions = simulate_with_cost(scenario, copy_requests(requests), profile, profile.cost)
+    drafts = live.extra.get("drafts")
+    replayed.run, decisions = simulate_with_cost(scenario, copy_requests(requests), profile, profile.cost, drafts)
     if draws:
         replayed.run.intervals = replay_intervals(
-            replayed.run, requests, plain, lambda draw: profile_of_run(draw, live, host), draws
+            replayed.run, requests, plain, lambda draw: profile_of_run(draw, live, host), draws, drafts
         )
     replayed.simulated = replace(run_data(replayed.run, decisions), name=replayed.name)
     resimulated, calls_matched = None, None

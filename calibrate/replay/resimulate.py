@@ -17,6 +17,7 @@ from servesim.config.scenario import Scenario
 from servesim.core import Request, Shape, StepCost
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.engine.loop import Loop
+from servesim.engine.server import Server
 from servesim.engine.simulated import SimulatedClock
 from servesim.files.step_table import ModelCall
 from servesim.runs.build import build_scenario_loop, copy_requests
@@ -79,26 +80,39 @@ def resimulate(live: RunData, profile: Profile, scenario: Optional[Scenario] = N
     assert scenario is not None
     assert live.sent is not None
     cost = MeasuredCost(live.calls, profile.cost)
-    run, decisions = simulate_with_cost(scenario, copy_requests(live.sent), profile, cost)
+    drafts = live.result.get("drafts")
+    run, decisions = simulate_with_cost(scenario, copy_requests(live.sent), profile, cost, drafts)
     return run_data(run, decisions), cost.calls_matched
 
 
 def simulate_with_cost(
-    scenario: Scenario, requests: Sequence[Request], profile: Profile, cost: StepCost
-) -> tuple[Run, Sequence[Mapping[str, Any]]]:
+    scenario: Scenario, requests: Sequence[Request], profile: Profile, cost: StepCost,
+    drafts: Optional[Mapping[str, Any]] = None,
+) -> tuple[Run, Sequence[Mapping[str, Any]]]:  # fmt: skip
     """Simulate unserved requests without padding, as a backend runs them; return the run and its decisions."""
     notes = InMemoryLog()
     clock = SimulatedClock(cost)
     loop = build_scenario_loop(scenario, requests, clock, (notes,), profile.front_end)
     if isinstance(cost, MeasuredCost):
         cost.loop = loop
+    repeat_drafts(loop.server, drafts)
     run = run_loop(loop, [clock], scenario, profile, requests)
     return replace(run, padded_tokens=0, padded_rows=0), notes.rows  # a live run does not count padding
 
 
+def repeat_drafts(server: Server, drafts: Optional[Mapping[str, Any]]) -> None:
+    """Let the model accept what it accepted in a live run, of each request after as many tokens."""
+    if server.drafts is None or drafts is None:
+        return
+    rows = {id: {written: row for written, *row in rows} for id, rows in drafts["requests"].items()}
+    server.drafts.offer = lambda request: rows[str(request.id)].get(request.written, (0, 0))[0]
+    server.drafts.accept = lambda request, count: rows[str(request.id)].get(request.written - 1 - count, (0, 0))[1]
+
+
 def replay_intervals(
-    run: Run, requests: Sequence[Request], profile: Profile, of_run: Callable[[Profile], Profile], draws: int
-) -> dict[str, Any]:
+    run: Run, requests: Sequence[Request], profile: Profile, of_run: Callable[[Profile], Profile], draws: int,
+    drafts: Optional[Mapping[str, Any]] = None,
+) -> dict[str, Any]:  # fmt: skip
     """Return the intervals of a simulated replay: draws of the cost model, with the noise of steps.
 
     `of_run` adds the host overhead of the run. It was measured, so it is the same in all draws.
@@ -109,6 +123,7 @@ def replay_intervals(
         clock = SimulatedClock(profile.with_noise(scenario.seed) if scenario.noise else profile.cost)
         copies = copy_requests(trace.requests)
         loop = build_scenario_loop(scenario, copies, clock, (), profile.front_end)
+        repeat_drafts(loop.server, drafts)
         return run_loop(loop, [clock], scenario, profile, copies)
 
     trace = Trace(list(requests), "replay", "synth")

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from pydantic import Field
+from servesim.calibrate.client.server_counters import read_counters
 from servesim.calibrate.imports.fit_steps import fit_log, write_log_profile
 from servesim.calibrate.imports.step_log import timed_steps
 from servesim.calibrate.replay.http_client import Target, replay_against
@@ -140,6 +141,7 @@ def relative_spread(seconds: Sequence[float]) -> float:
 def fit_server(calibration: Calibration, noise: float) -> FittedServer:
     """Send the loads that are not complete, fit the recorded steps, and write profile/ and scenario.yaml."""
     recording, client, plan = calibration.recording, calibration.client, calibration.plan
+    before = read_counters(calibration.target.url)
     outside = calibration.load("single requests", lambda: client.send_singles("single requests"), front_end_seconds)
     rate, per_request = calibration.load(
         "bursts", client.send_bursts, lambda sent, steps: (sent.rate, seconds_per_request(steps, sent.sizes))
@@ -149,8 +151,11 @@ def fit_server(calibration: Calibration, noise: float) -> FittedServer:
     )
     calibration.load("rate", lambda: client.send_rate(FIT_RATE * rate), lambda sent, steps: FIT_RATE * rate)
     workload = plan.workload(CHECK_RATE * rate, recording.max_model_len)
-    scenario = recording.scenario(PROFILE, workload)
-    server = {"command": list(calibration.command), "policy": scenario["policy"], "engine": scenario["engine"]}
+    drafts = recording.speculative(before, read_counters(calibration.target.url))
+    scenario = {**recording.scenario(PROFILE, workload), **drafts}
+    if drafts:
+        calibration.note(f"drafts of these loads, as the server counts them: {drafts}".replace("'", ""))
+    server = {"command": list(calibration.command), "policy": scenario["policy"], "engine": scenario["engine"], **drafts}
     steps = calibration.fitted_steps()
     front_end = {"seconds": None if outside is None else max(0.0, outside - per_request), "per_request": per_request}
     about = {"front_end": front_end, "server": server, "check": {"noise": noise}}

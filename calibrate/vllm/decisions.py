@@ -60,7 +60,8 @@ def compare_decisions(
     calls = [ModelCall(0.0, 0.0, end - origin, step.shape) for step, end in zip(steps, step_ends(steps))]
     engine = scenario.engine.model_copy(update={"front_end": AT_ONCE})
     scenario = scenario.model_copy(update={"engine": engine})
-    _, rows = simulate_with_cost(scenario, copies, profile, RecordedTimes(calls, profile.cost))
+    cost = RecordedTimes(calls, profile.cost)
+    _, rows = simulate_with_cost(scenario, copies, profile, cost, {"requests": recorded_drafts(steps, requests)})
     ours = [simulated_decision(row) for row in rows if row["chunks"]]
     theirs = [recorded_decision(step, line["preempted"]) for step, line in zip(steps, lines)]
     equal = [one == two for one, two in zip(ours, theirs)]
@@ -88,10 +89,19 @@ def arrivals(steps: Sequence[MeasuredStep], arrived: Sequence[Sequence[str]]) ->
     return times
 
 
+def recorded_drafts(steps: Sequence[MeasuredStep], requests: Sequence[Request]) -> dict[str, list[list[int]]]:
+    """Return of every request its rows with drafts: output tokens before it, drafts, and how many were accepted."""
+    rows: dict[str, list[list[int]]] = {str(request.id): [] for request in requests}
+    for step in steps:
+        for id, *numbers in json.loads(step.cells.get("verified") or "[]"):
+            rows[str(client_id(id))].append(numbers)
+    return rows
+
+
 def recorded_decision(step: MeasuredStep, preempted: Sequence[str]) -> Decision:
     prompts = {str(client_id(id)): tokens for id, tokens, *_ in json.loads(step.cells.get("batch") or "[]")}
     rows = step.shape.prefill_rows + step.shape.decode_rows
-    tokens = step.shape.prefill_tokens + step.shape.decode_rows
+    tokens = step.shape.prefill_tokens + step.shape.decode_rows + step.shape.drafts
     return Decision(prompts, rows, tokens, sorted(str(client_id(id)) for id in preempted))
 
 

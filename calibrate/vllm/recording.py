@@ -8,11 +8,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, get_args
 
 import numpy as np
 from servesim.calibrate.client.load_generator import LoadGenerator
+from servesim.calibrate.client.server_counters import ServerCounts, speculation_between
 from servesim.config.layers import read_scenario_file
+from servesim.config.speculative import Speculative
 from servesim.core import BadInput, field_values
 from servesim.costs.model_config import KEYS
 from servesim.files.read import parse_json, quote
@@ -21,6 +23,7 @@ from servesim.policies.vllm_v1.policy import NEWEST, OLDEST, SETTING_SINCE, VLLM
 
 HEADER_TIMEOUT_S = 10.0
 WRITTEN_S = 0.5  # until the recorder has written the last step
+METHODS = get_args(Speculative.model_fields["method"].annotation)  # of speculative decoding, which are simulated
 POLICY_FIELDS = (
     "max_num_seqs", "max_num_active_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "policy", "watermark",
     "long_prefill_token_threshold", "long_prefill_token_threshold_adaptive", "scheduler_reserve_full_isl",
@@ -30,7 +33,6 @@ UNSIMULATED = {  # settings that change decisions, and their values without effe
     ("parallel", "data_parallel_size"): 1,
     ("parallel", "pipeline_parallel_size"): 1,
     ("scheduler", "prefill_schedule_interval"): 1,
-    ("scheduler", "max_num_scheduled_tokens"): None,
     ("cache", "kv_offloading_size"): None,
     ("cache", "sliding_window"): None,
 }
@@ -58,7 +60,11 @@ class Recording:
     @property
     def unsimulated(self) -> list[str]:
         """The settings of the server that are not simulated."""
-        found = [f"{name}_config" for name in self.header["features"]]
+        method, scheduler = self.header.get("speculative", {}).get("method"), self.header["scheduler"]
+        found = [f"{name}_config" for name in self.header["features"] if name != "speculative" or method not in METHODS]
+        most = scheduler.get("max_num_scheduled_tokens")
+        if most not in (None, scheduler.get("max_num_batched_tokens")):  # the same with speculative decoding
+            found.append(f"max_num_scheduled_tokens={most}")
         for (section, name), neutral in UNSIMULATED.items():
             value = self.header[section].get(name, neutral)
             if value not in (neutral, None):
@@ -105,6 +111,16 @@ class Recording:
             },
             "profile": profile,
         }
+
+    def speculative(self, before: ServerCounts, after: ServerCounts) -> dict[str, Any]:
+        """Return the section `speculative` of a scenario, from the counters of the server around a load; {}: none."""
+        section = speculation_between(before, after)
+        if section is None:
+            return {}
+        method = self.header.get("speculative", {}).get("method")
+        if method is not None and method != "ngram":  # the others always have drafts
+            del section["proposals"]
+        return {"speculative": {**({} if method is None else {"method": method}), **section}}
 
     def changed_settings(self, file: Path) -> list[str]:
         """Return the settings of the server that differ from those of a scenario file."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
@@ -17,6 +18,8 @@ from servesim.config.exported import (
     shell_command,
 )
 from servesim.config.scenario import EngineConfig, Scenario
+from servesim.config.speculative import Speculative
+from servesim.costs.public_models import HUB
 from servesim.policies.vllm_flags import (
     BLOCK_SIZES,
     ENGINE_KEYS,
@@ -37,10 +40,15 @@ MODULE = ("python", "-m", "vllm.entrypoints.openai.api_server")  # that `sim cal
 FIELDS = {
     "max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "long_prefill_token_threshold",
     "scheduler_reserve_full_isl", "watermark", "policy", "enable_prefix_caching", "version", "max_num_active_seqs",
-    "long_prefill_token_threshold_adaptive", "async_scheduling",
+    "long_prefill_token_threshold_adaptive", "async_scheduling", "num_speculative_tokens", "speculative_method",
+    "prefix_cache_retention_interval",
 }  # fmt: skip
 AS_SIMULATED = "as simulated: vLLM's default is to {}; the real server may be faster with it"
 OFFLOADING = "--kv-offloading-size: vLLM copies a block to the host when it is full; simulated: when it is evicted"
+
+DRAFT_MODEL = "DRAFT_MODEL"
+NAME_DRAFTER = f"--speculative-config: write the name or the folder of your draft model for {DRAFT_MODEL}"
+OF_MODEL = {"mtp_modules": "a property of the model"}
 
 
 class Plugin(NamedTuple):
@@ -56,6 +64,7 @@ def v1_flags(scenario: Scenario, policy: Any) -> dict[str, Any]:
     """Return the flags of the V1 engine. One more block than simulated: V1 never uses the first one."""
     engine, host = scenario.engine, scenario.engine.host_cache
     reserve = switch("scheduler-reserve-full-isl", policy.scheduler_reserve_full_isl)
+    interval = policy.prefix_cache_retention_interval
     may_be_async = policy.is_since(DECIDES_ASYNC) or policy.async_scheduling
     return {
         **token_flags(policy),
@@ -68,10 +77,20 @@ def v1_flags(scenario: Scenario, policy: Any) -> dict[str, Any]:
         "--scheduling-policy": policy.policy,
         **memory_flags(scenario, engine.num_blocks + 1),
         **switch("enable-prefix-caching", policy.enable_prefix_caching),
+        "--prefix-cache-retention-interval": "None" if interval is None else interval or None,
         "--kv-offloading-size": None if host is None else blocks_gib(scenario, host.blocks),
         **(switch("async-scheduling", policy.async_scheduling) if may_be_async else {}),
+        "--speculative-config": speculative_config(scenario, policy),
         "--data-parallel-size": engine.data_parallel_size if engine.data_parallel_size > 1 else None,
     }
+
+
+def speculative_config(scenario: Scenario, policy: Any) -> Optional[str]:
+    """Return the JSON of the drafter; None without one. N-gram drafts and MTP need no further model."""
+    method, tokens, section = policy.speculative_method, policy.num_speculative_tokens, scenario.speculative
+    known = HUB.get(section.model or "") if section is not None else None
+    model = {} if method in ("ngram", "mtp") else {"model": known or DRAFT_MODEL}
+    return json.dumps({"method": method, **model, "num_speculative_tokens": tokens}) if tokens else None
 
 
 def v1_command(scenario: Scenario, model: str = MODEL, plugin: Optional[Plugin] = None) -> Exported:
@@ -82,9 +101,11 @@ def v1_command(scenario: Scenario, model: str = MODEL, plugin: Optional[Plugin] 
     notes = [*added.notes, *memory_notes(scenario), *note_on_whole_prompts(scenario, policy.enable_chunked_prefill)]
     if engine.host_cache is not None:
         notes.insert(0, OFFLOADING)
-    if policy.is_since(DECIDES_ASYNC) and not policy.async_scheduling:
+    if DRAFT_MODEL in str(flags["--speculative-config"]):
+        notes.insert(0, NAME_DRAFTER)
+    if policy.is_since(DECIDES_ASYNC) and not policy.async_scheduling and policy.speculative_method != "ngram":
         notes.insert(0, f"--no-async-scheduling: {AS_SIMULATED.format('plan a step while the last one runs')}")
-    missing = changed_fields(policy, FIELDS | set(added.fields), added.not_expressed)
+    missing = changed_fields(policy, FIELDS | set(added.fields), {**OF_MODEL, **added.not_expressed})
     missing += changed_engine_keys(engine, ENGINE_KEYS)
     if not policy.is_since(ANY_BLOCK_SIZE):
         sizes = (*BLOCK_SIZES, 256) if policy.is_since((0, 11, 1)) else BLOCK_SIZES
@@ -96,7 +117,11 @@ def v1_command(scenario: Scenario, model: str = MODEL, plugin: Optional[Plugin] 
     if server is None:
         command = shell_command(["vllm", "serve", model], flag_words(flags), {})
         return Exported(title, "vllm.sh", command, notes, missing)
-    then = scenario.model_copy(update={"policy": server["policy"], "engine": EngineConfig(**server["engine"])})
+    drafts = server.get("speculative")  # if the recorded server has them
+    then = scenario.model_copy(update={
+        "policy": server["policy"], "engine": EngineConfig(**server["engine"]),
+        "speculative": drafts and Speculative(**drafts),
+    })  # fmt: skip
     own, *words = server["command"]
     chosen, diff = changed_flags(
         words, v1_flags(then, then.make_policy()), {**v1_flags(scenario, policy), **added.flags}

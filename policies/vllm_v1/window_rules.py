@@ -112,9 +112,7 @@ def find_hit(rules: WindowRules, names: Names, keys: Sequence[Hashable], length:
     return Hit(hit, tuple(gone), longest if longest > hit and not alone else 0)
 
 
-def longest_run(
-    kind: Kind, names: Names, keys: Sequence[Hashable], limit: int, drop: bool
-) -> tuple[int, int]:
+def longest_run(kind: Kind, names: Names, keys: Sequence[Hashable], limit: int, drop: bool) -> tuple[int, int]:
     """Return the first block and the end of what the groups of a kind have of the first blocks of a text."""
     groups = [names[group] for group in kind.groups]
     if kind.window is None:

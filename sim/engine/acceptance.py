@@ -7,8 +7,12 @@ from collections.abc import Sequence
 from typing import Any, Final, Optional
 
 from servesim.core import Request
+from servesim.core.limits import MAX_DRAFTS
 
+Chances = tuple[int, Optional[float], Sequence[float], int, float]  # as JSON: the arguments of `Drafts.connect`
 MASK: Final = 2**64 - 1
+MODULUS: Final = 2**30 - 35  # a prime; products with smaller numbers are fast in compiled code
+MULTIPLIER: Final = 771645345
 
 
 def uniform(key: int, name: Any, number: int) -> float:
@@ -22,29 +26,52 @@ def uniform(key: int, name: Any, number: int) -> float:
 class Acceptance:
     """How many drafts the model accepts.
 
-    One random number decides about all drafts of a row, so a row with fewer drafts accepts the same first ones.
+    One random number decides about all drafts of a row, so a row with fewer drafts accepts the same first ones. The
+    numbers of a request are a Lehmer sequence: cheap, because every row of a run needs one.
     """
 
-    def __init__(self, key: int, rate: Optional[float], rates: Sequence[float] = ()) -> None:
+    def __init__(self, key: int, rate: Optional[float], rates: Sequence[float] = (), tokens: int = MAX_DRAFTS) -> None:
         self.key = key  # of the random stream
         self.rate = rate  # of each draft, if those before it are accepted; None: that of the request
-        self.rates = rates  # of all drafts up to a position, in place of this rate
+        self.tokens = tokens  # the most drafts of a row
+        self.bounds = bounds_of(rates)  # a smaller number accepts the draft at this position
+        if not rates and rate is not None:
+            self.bounds = bounds_of(powers(rate, tokens))
+        self._bounds_at: dict[float, list[int]] = {}  # by rates of requests
 
     def accept(self, request: Request, drafts: int) -> int:
         """Return how many drafts of the next row of a request are accepted."""
-        chance, count = uniform(self.key, request.id, request.draft_rows), 0
-        request.draft_rows += 1
-        if self.rates:
-            while count < drafts and chance < self.rates[count]:
-                count += 1
-            return count
-        rate = request.acceptance if self.rate is None else self.rate
-        assert rate is not None, f"{request} has no acceptance"
-        bound = rate
-        while count < drafts and chance < bound:
+        luck = request.luck or first_luck(self.key, request.id)
+        request.luck = luck = luck * MULTIPLIER % MODULUS
+        bounds, count = self.bounds or self._bounds_of(request), 0
+        while count < drafts and luck < bounds[count]:
             count += 1
-            bound *= rate
         return count
+
+    def _bounds_of(self, request: Request) -> list[int]:
+        rate = request.acceptance
+        assert rate is not None, f"{request} has no acceptance"
+        bounds = self._bounds_at.get(rate)
+        if bounds is None:
+            bounds = self._bounds_at[rate] = bounds_of(powers(rate, self.tokens))
+        return bounds
+
+
+def first_luck(key: int, name: Any) -> int:
+    """Return the number before the first one of a request."""
+    luck = zlib.crc32(f"{key} {name}".encode()) % MODULUS
+    for _ in range(3):
+        luck = (luck ^ (luck >> 13)) % MODULUS * MULTIPLIER % MODULUS
+    return luck or 1
+
+
+def powers(rate: float, count: int) -> list[float]:
+    return [rate ** (power + 1) for power in range(count)]
+
+
+def bounds_of(rates: Sequence[float]) -> list[int]:
+    """Return the bounds of numbers from 1 to MODULUS - 1 that are drawn at these rates."""
+    return [1 + int(rate * (MODULUS - 1)) for rate in rates]
 
 
 class Proposals:

@@ -113,6 +113,10 @@ class PrefixCache(KvCache):
             known = request.cached + tokens - request.in_flight
             self.tree.register(holding, known // self.pool.block_size, decoding_before)
 
+    @property
+    def shares(self) -> bool:
+        return bool(self.holdings)
+
     def note_known(self, request: Request) -> None:
         self._name(request, min(request.cached, request.length - 1) - request.in_flight)
 
@@ -189,10 +193,14 @@ class PrefixCache(KvCache):
         """Remove the blocks that were taken from the front of the free list since the last time."""
         taken = self.count - self.pool.free
         if taken > 0:
-            self.take_first(taken)
+            self._take(taken)
 
     def take_first(self, taken: int) -> None:
-        """Remove blocks from the front of the free list, which the pool has counted or will count."""
+        """Take blocks from the front of the free list, which the pool will count."""
+        self._settle()
+        self._take(taken)
+
+    def _take(self, taken: int) -> None:
         self.count -= taken
         blank = min(taken, self.blank)
         self.blank -= blank

@@ -47,7 +47,10 @@ def runs_as_decode(chunk: Chunk, rules: EngineRules) -> bool:
 def step_shape(step: Step, padding: Padding, rules: EngineRules) -> Shape:
     """Return the shape of a step."""
     chunks, decode_live, context, longest = step.chunks, step.decode_rows, step.context, step.longest
-    drafts = 0
+    if not chunks and not padding.decode_buckets and not step.plan.padding_rows:
+        plain = (0, 0, 0, 0, 0, decode_live, decode_live, context, step.copied_blocks, longest, step.drafts)
+        return tuple.__new__(Shape, plain)
+    drafts = step.drafts
     if rules.one_token_decodes or rules.sequence_groups:
         last = [
             chunk
@@ -61,7 +64,7 @@ def step_shape(step: Step, padding: Padding, rules: EngineRules) -> Shape:
             context += sum(contexts)
             if longest or not step.decode_rows:
                 longest = max(longest, *contexts)
-            drafts = sum(chunk.drafts for chunk in last)
+            drafts += sum(chunk.drafts for chunk in last)
     live = squares = cross = 0
     for chunk in chunks:
         tokens, cached = chunk.tokens - chunk.drafts, chunk.request._cached

@@ -34,7 +34,7 @@ def stuck_message(prompt: int, policy: Any, **engine: Any) -> str:
 def test_a_rule_of_the_real_engine() -> None:
     assert stuck_message(100, "vllm-v1") == (
         "stuck at t=0 s: no request runs and no request will arrive (requests 0): request 0 needs 7 blocks, the engine "
-        "has 5; the real engine does this too (rules of vLLM V1 0.32.0, without speculation)"
+        "has 5; the real engine does this too (rules of vLLM V1 0.32.0)"
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Callable, Optional
@@ -16,6 +17,7 @@ from typing import Any, Callable, Optional
 from servesim.core import FOREVER, Policy, Request, Sampling, Stuck
 from servesim.core.content import content_of_pieces
 from servesim.costs.linear import LinearCost
+from servesim.engine.drafts import Drafts
 from servesim.engine.inbox import Inbox
 from servesim.engine.kv_cache import PrefixCacheStats
 from servesim.engine.lock_step import LockStep
@@ -29,6 +31,7 @@ from servesim.engine.step import Step, batch
 from servesim.policies.mindie.round import MindIEState
 from servesim.policies.sglang.policy import SGLangState
 from servesim.policies.vllm_ascend.rules import BalanceRules
+from servesim.policies.vllm_v1.group_cache import GroupCache
 
 from ..conftest import RECORDINGS
 
@@ -55,6 +58,10 @@ class Recording:
     limits: dict[Any, int] = field(default_factory=dict)  # SGLang: output limits
     jobs: dict[Any, str] = field(default_factory=dict)  # vllm-ascend: id -> name of its batch job
     rank: dict[Any, int] = field(default_factory=dict)  # vllm-ascend: id -> data-parallel rank
+    # speculation: id -> accepted drafts of each row with drafts, and drafts offered after each step; absent: always all
+    accept: dict[Any, list[int]] = field(default_factory=dict)
+    offered: dict[Any, list[int]] = field(default_factory=dict)
+    spec_stats: Optional[dict[str, Any]] = None
 
     def __post_init__(self) -> None:
         if self.jobs:
@@ -117,8 +124,8 @@ class Recording:
     def cost(self) -> dict[str, float]:
         """The cost of a step in seconds, as fields of LinearCost."""
         names = {"base": "c0", "prefill_token": "per_prefill_token", "decode_live": "per_decode_seq"}
-        names["swap_block"] = "per_swap_block"
-        return {field: self.meta["cost"][name] * self.tick for field, name in names.items()}
+        names.update(swap_block="per_swap_block", draft_token="per_draft_token")
+        return {field: self.meta["cost"].get(name, 0) * self.tick for field, name in names.items()}
 
     def answer(self, id: Any) -> Any:
         """Return the name of the text that a request generates."""
@@ -223,6 +230,7 @@ class StepLog:
         self.rows: list[dict[str, Any]] = []
         self.row: dict[str, Any] = {}
         self.open: dict[Step, dict[str, Any]] = {}  # rows of steps that have not ended
+        self.accepted: dict[Any, Iterator[int]] = {}  # accepted drafts of the next rows of a request
 
     def on_step_start(self, server: Server, step: Step, arrived: list[Request]) -> None:
         requests = {request.id: request for request in server.running}
@@ -252,6 +260,7 @@ class StepLog:
             "waiting": [request.id for request in server.waiting],
             "running": [request.id for request in server.running],
             "swapped": [request.id for request in server.swapped],
+            "spec": self.planned_drafts(server, step),
         }
         state = server.view.state
         if isinstance(state, SGLangState):
@@ -263,9 +272,27 @@ class StepLog:
                 self.row["limits"] = [state.feedback.dynamic.seats, state.feedback.dynamic.prefill_seats]
         if isinstance(server.prefix_cache, PrefixCache) and self.counts_hashes:
             self.row["hashes"] = count_hashes(server.prefix_cache, server, step)
+        if isinstance(server.prefix_cache, GroupCache):
+            self.row["hashes"] = sum(map(len, server.prefix_cache.names))
+            tables = server.prefix_cache.tables.values()
+            held = zip(*([len(cells) - cells.count(None) for cells in table.groups] for table in tables))
+            self.row["held"] = list(map(sum, held)) or [0] * len(server.kv_cache_groups)
         if not server.rules.polls:
             self.open = {step: row for step, row in self.open.items() if row["sched"] or row["preempted"]}
         self.open[step] = self.row
+
+    def planned_drafts(self, server: Server, step: Step) -> list[list[Any]]:
+        """Return the rows of a step with drafts, and how many of them the recording accepts."""
+        chunks = {chunk.request.id: chunk for chunk in step.chunks}
+        rows: list[list[Any]] = []
+        for id, tokens in batch(server.running, step) if server.drafts is not None else ():
+            chunk = chunks.get(id)
+            drafts = tokens - 1 if chunk is None else chunk.drafts
+            if chunk is not None and drafts > chunk.request.drafts:
+                rows.append([id, drafts, 0, "pad"])
+            elif drafts:
+                rows.append([id, drafts, min(next(self.accepted[id]), drafts)])
+        return rows
 
     def on_step_end(self, server: Server, step: Step, now: float, finished: list[Request]) -> None:
         row = self.open.pop(step)
@@ -273,6 +300,16 @@ class StepLog:
         row["finished"] = [request.id for request in finished]
         row["used"] = server.pool.total - server.pool.free  # LightLLM records it after the step
         self.rows.append(row)
+
+
+def play_drafts(recording: Recording, drafts: Drafts, log: StepLog) -> None:
+    """Let a server accept and offer as many drafts as recorded."""
+    accepted = {id: iter(counts) for id, counts in recording.accept.items()}
+    offered = {id: iter(counts) for id, counts in recording.offered.items()}
+    log.accepted = {id: iter(counts) for id, counts in recording.accept.items()}
+    drafts.accept = lambda request, count: next(accepted[request.id])
+    if offered:
+        drafts.offer = lambda request: next(offered[request.id])
 
 
 def count_hashes(cache: PrefixCache, server: Server, step: Step) -> int:
@@ -290,7 +327,10 @@ def count_hashes(cache: PrefixCache, server: Server, step: Step) -> int:
         if request not in cache.holdings:  # it shares no text
             planned = tokens.get(request.id, 0)
             unknown = request.in_flight if planned else server.cohort.unknown_tokens(request)
-            known = request.cached + planned - unknown if cache.named is None else cache.named.get(request, 0)
+            known = request.cached + planned - unknown
+            if cache.named is not None:
+                told = max(0, request.length - request.in_flight - cache.unnamed)
+                known = told if request.decodes else cache.named.get(request, 0)
             blocks += known // server.pool.block_size
     return blocks
 
@@ -317,7 +357,10 @@ def play(recording: Recording, policy: Optional[Policy] = None, fast_forward: bo
             knobs.get("block_size", 1),
             host_blocks=knobs.get("num_cpu_blocks", 0),
             max_model_len=knobs.get("max_model_len"),
+            kv_cache_groups=knobs.get("groups", ()),
         )
+        if server.drafts is not None:
+            play_drafts(recording, server.drafts, log)
         inbox = Inbox([request for request in requests if recording.rank.get(request.id, 0) == rank])
         observers = () if fast_forward else (log,)
         server.rules.empty_step = empty_step(policy)
@@ -352,7 +395,8 @@ def compare(recording: Recording, played: PlayedRun, unlisted_victims: bool = Fa
     """
     for index, (expected, actual) in enumerate(zip(recording.steps, played.rows)):
         wrong = [key for key in expected if key != "beams" and not matches(key, expected, actual, unlisted_victims)]
-        optional = ("preempted", "swap_in", "ignored", "recomputed", *(("finished",) if "ret" in expected else ()))
+        optional = ["preempted", "swap_in", "ignored", "recomputed", "spec"]
+        optional += ["finished"] if "ret" in expected else []
         wrong += [key for key in optional if key not in expected and actual[key]]
         if unlisted_victims and "preempted" not in expected:
             wrong = [key for key in wrong if key != "preempted"]
@@ -365,6 +409,12 @@ def compare(recording: Recording, played: PlayedRun, unlisted_victims: bool = Fa
         cache = played.server.prefix_cache
         stats = PrefixCacheStats() if cache is None else cache.stats
         assert {name: getattr(stats, name) for name in recording.prefix_cache_stats} == recording.prefix_cache_stats
+    if recording.spec_stats is not None:
+        drafts = played.server.drafts
+        assert drafts is not None
+        counters = drafts.rows, drafts.drafted, drafts.accepted, drafts.accepted_at
+        names = ("drafts", "draft_tokens", "accepted_tokens", "accepted_per_pos")
+        assert dict(zip(names, counters)) == recording.spec_stats
 
 
 def matches(key: str, expected: dict[str, Any], actual: dict[str, Any], unlisted_victims: bool) -> bool:

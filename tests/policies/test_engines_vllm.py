@@ -7,16 +7,26 @@ from typing import Any
 import pytest
 from servesim.config.registry import make_policy, preset, presets
 from servesim.core import Policy
+from servesim.policies.vllm_v1 import VLLMV1
 
 from .recordings import ENGINES, compare, load, play, recording_names, reproduce
 
-RENAMED = {"reserve_full_isl": "scheduler_reserve_full_isl", "v1_watermark": "watermark"}
-ENGINE_KNOBS = {"block_size", "num_blocks", "num_cpu_blocks", "max_model_len", "chunked"}
+RENAMED = {
+    "reserve_full_isl": "scheduler_reserve_full_isl", "v1_watermark": "watermark",
+    "spec_method": "speculative_method", "mtp_layers": "mtp_modules",
+    "retention_interval": "prefix_cache_retention_interval",
+}  # fmt: skip
+ENGINE_KNOBS = {"block_size", "num_blocks", "num_cpu_blocks", "max_model_len", "chunked", "groups"}
+# What follows from the method of speculation, and its name here.
+DRAFTING = {
+    "num_lookahead_tokens": "lookahead", "draft_slots": "slots", "drop_last_hit_block": "drops_last_hit",
+    "prefill_lookahead": "prefill_lookahead",
+}  # fmt: skip
 
 
 def vllm(name: str, knobs: dict[str, Any], **more: Any) -> Policy:
     """Return a preset with the settings of a recording."""
-    fields = {RENAMED.get(key, key): value for key, value in knobs.items() if key not in ENGINE_KNOBS}
+    fields = {RENAMED.get(key, key): value for key, value in knobs.items() if key not in {*ENGINE_KNOBS, *DRAFTING}}
     return make_policy({**preset(name)["policy"], **fields, **more})
 
 
@@ -56,9 +66,32 @@ def test_every_decision_of_v1_with_its_prefix_cache_is_reproduced(name: str) -> 
     compare(recording, reproduce(recording))
 
 
+@pytest.mark.parametrize("name", recording_names("vllm-v1", folder="hybrid"))
+def test_every_decision_of_v1_with_kv_cache_groups_is_reproduced(name: str) -> None:
+    recording = load(name)
+    compare(recording, reproduce(recording))
+
+
+def test_one_group_of_full_attention_is_the_cache_without_groups() -> None:
+    names = [name for folder in ("prefix", "spec") for name in recording_names("vllm-v1", folder=folder)]
+    for name in names:
+        recording = load(name)
+        recording.knobs["groups"] = [None]
+        compare(recording, play(recording))
+
+
 @pytest.mark.parametrize("name", recording_names("vllm-v1", folder="versions"))
 def test_every_decision_of_other_versions_of_v1_is_reproduced(name: str) -> None:
     recording = load(name)
+    compare(recording, reproduce(recording))
+
+
+@pytest.mark.parametrize("name", recording_names("vllm-v1", folder="spec"))
+def test_every_decision_of_v1_with_speculation_is_reproduced(name: str) -> None:
+    recording = load(name)
+    policy = v1(recording.knobs)
+    assert isinstance(policy, VLLMV1)
+    assert {knob: getattr(policy.drafting, name) for knob, name in DRAFTING.items()}.items() <= recording.knobs.items()
     compare(recording, reproduce(recording))
 
 

@@ -48,6 +48,7 @@ class TorchBackend(Backend):
     """Runs steps with torch; see the module docstring."""
 
     name = "torch"
+    speculation = "verified"
     packer: Packer
     selection: TokenSelection
     staging: list[torch.Tensor]  # input on the host: while the device uses one buffer, the host fills the other one
@@ -133,7 +134,7 @@ class TorchBackend(Backend):
         self.order = step.order
         if not self.cuda or self.sampling == "host":
             return self.select_tokens(self.sampling)
-        return self._in_order(self.selection.finish_copy(step.rows, buffer))
+        return self._in_order(self.selection.finish_copy(step.outputs, buffer))
 
     def compute(self, rows: Sequence[Row]) -> None:
         step = self._pack(rows)
@@ -166,7 +167,7 @@ class TorchBackend(Backend):
             return llama.logits, llama.next_tokens
 
         logits, next_tokens = self._convert_memory_errors(run)
-        self.last_logits, self.next_tokens = logits[: step.rows], next_tokens[: step.rows]
+        self.last_logits, self.next_tokens = logits[: step.outputs], next_tokens[: step.outputs]
 
     def select_tokens(self, sampling: str) -> list[int]:
         def run() -> list[int]:

@@ -2,6 +2,7 @@
 
 Rows of one token come first, then longer rows, whose queries are cut into tiles. Lengths are tokens. The buffer holds
     header | token ids | positions | slots | last token of each row | offset of each row's table | tiles | tables
+A row with drafts has its last tokens there: the last one that is known, and the drafts.
 If tokens of the step before are not known yet, their places follow: in this buffer, then in the results of that step.
 For a given graph shape, all sections before the tables have fixed offsets, as a recorded graph needs. The device is
 idle while this code runs before every step, so it uses few and small array operations.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -61,8 +62,8 @@ class PackedStep(NamedTuple):
 
     shape: GraphShape
     used: int  # integers to copy
-    order: Optional[list[int]]  # packed row i is the caller's row order[i]; None if the orders are equal
-    rows: int
+    order: Optional[list[int]]  # packed output i is the caller's output order[i]; None if the orders are equal
+    outputs: int  # next tokens: one of each row, and one more of each draft
     unknown: int = 0  # tokens that the step before generates; their places are at the end
 
 
@@ -74,6 +75,7 @@ class FlatRows(NamedTuple):
     lengths: Any  # tokens per row
     first: Any  # position of each row's first token
     blocks: Any  # blocks per row
+    drafts: Any  # drafts per row
 
 
 class Packer:
@@ -103,7 +105,7 @@ class Packer:
         prompts = [self._token_shape(tokens, mixed) for tokens in self.token_buckets for mixed in (False, True)]
         return sorted(decodes + prompts, reverse=True)
 
-    def graph_shape(self, tokens: int, rows: int, singles: int) -> GraphShape:
+    def graph_shape(self, tokens: int, rows: int, singles: int, drafts: int = 0) -> GraphShape:
         """Return the smallest recorded shape that fits the step, or its unpadded shape if none fits."""
         if singles == rows:
             index = bisect_left(self.row_buckets, rows)
@@ -111,9 +113,9 @@ class Packer:
                 return GraphShape(self.row_buckets[index], self.row_buckets[index], False, True)
         else:
             index = bisect_left(self.token_buckets, tokens)
-            if index < len(self.token_buckets) and rows <= self.row_buckets[-1]:
+            if index < len(self.token_buckets) and rows + drafts <= self.row_buckets[-1]:
                 return self._token_shape(self.token_buckets[index], singles > 0)
-        return GraphShape(tokens, rows, singles < rows, singles > 0)
+        return GraphShape(tokens, rows + drafts, singles < rows, singles > 0)
 
     def fill_with_padding(self, shape: GraphShape) -> int:
         """Fill the buffer with a step of padding only; return its number of integers."""
@@ -129,11 +131,14 @@ class Packer:
         singles = lengths.count(1)
         order: Optional[list[int]] = None
         if 0 < singles < len(rows):
-            order = sorted(range(len(rows)), key=lambda index: lengths[index] != 1)
-            rows = [rows[index] for index in order]
-        flat = self._flatten(rows, 0 if previous is None else previous.rows)
-        shape = self.graph_shape(len(flat.ids), len(rows), singles)
-        packed = PackedStep(shape, self._write(shape, flat, singles), order, len(rows))
+            starts = [*accumulate((1 + row.drafts for row in rows), initial=0)]
+            packed_rows = sorted(range(len(rows)), key=lambda index: lengths[index] != 1)
+            order = [output for index in packed_rows for output in range(starts[index], starts[index + 1])]
+            rows = [rows[index] for index in packed_rows]
+        flat = self._flatten(rows, 0 if previous is None else previous.outputs)
+        drafts = int(flat.drafts.sum())
+        shape = self.graph_shape(len(flat.ids), len(rows), singles, drafts)
+        packed = PackedStep(shape, self._write(shape, flat, singles), order, len(rows) + drafts)
         return packed if previous is None else self._write_unknown(packed, flat, previous)
 
     def _token_shape(self, tokens: int, mixed: bool) -> GraphShape:
@@ -142,10 +147,10 @@ class Packer:
     def _flatten(self, rows: Sequence[Row], previous: int) -> FlatRows:
         if not rows:
             raise ValueError("step: expected at least one row")
-        tokens, first, tables = zip(*rows)
+        tokens, first, tables, drafts = zip(*rows)
         lengths, blocks = np.array([*map(len, tokens)]), np.array([*map(len, tables)])
         ids, joined_tables = _join(tokens, int(lengths.sum())), _join(tables, int(blocks.sum()))
-        flat = FlatRows(ids, joined_tables, lengths, np.array(first), blocks)
+        flat = FlatRows(ids, joined_tables, lengths, np.array(first), blocks, np.array(drafts))
         self._check(flat, previous)
         return flat
 
@@ -180,7 +185,8 @@ class Packer:
         buffer[shape.tables : shape.tables + rows] = table_at
         buffer[1] = singles
         last = flat.lengths.cumsum() - 1
-        buffer[shape.last : shape.last + rows] = last
+        outputs = outputs_of(last, flat.drafts)
+        buffer[shape.last : shape.last + len(outputs)] = outputs
         self._write_tokens(shape, flat, last - flat.lengths + 1, table_at)
         if tiles is not None:
             buffer[0] = len(tiles)
@@ -226,6 +232,14 @@ class Packer:
         tiles[:, 0], tiles[:, 1], tiles[:, 2], tiles[:, 3] = row, starts[row] + begin, size, flat.first[row] + begin
         tiles[:, 5] = tiles[:, 2] + tiles[:, 3]
         return tiles[np.argsort(-tiles[:, 5], kind="stable")]
+
+
+def outputs_of(last: Any, drafts: Any) -> Any:
+    """Return the tokens after which each row wants the next one: its last one, and those before it if it has drafts."""
+    if not drafts.any():
+        return last
+    count = 1 + drafts
+    return np.repeat(last + 1 - count.cumsum(), count) + np.arange(count.sum())
 
 
 def _join(parts: Sequence[Any], total: int) -> Any:

@@ -16,4 +16,10 @@ class ModelRunnerOutput:
     pooler_output: list[Any]
 
 
+@dataclass
+class DraftTokenIds:
+    req_ids: list[str]
+    draft_token_ids: list[list[int]]
+
+
 EMPTY_MODEL_RUNNER_OUTPUT = ModelRunnerOutput([], {}, [], None, {}, [])

@@ -80,7 +80,7 @@ class Scheduler:
             request.num_computed_tokens += tokens
             if request.num_computed_tokens == request.num_tokens:
                 request.placeholders += 1
-        return SimpleNamespace(num_scheduled_tokens=given)
+        return SimpleNamespace(num_scheduled_tokens=given, scheduled_spec_decode_tokens={})
 
     def update(self, output: Any) -> None:
         for id, tokens in zip(output.req_ids, output.sampled_token_ids):
