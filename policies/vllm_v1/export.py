@@ -80,6 +80,7 @@ def v1_flags(scenario: Scenario, policy: Any) -> dict[str, Any]:
         "--prefix-cache-retention-interval": "None" if interval is None else interval or None,
         "--kv-offloading-size": None if host is None else blocks_gib(scenario, host.blocks),
         **(switch("async-scheduling", policy.async_scheduling) if may_be_async else {}),
+        "--prefix-cache-retention-interval": None if interval == 0 else interval or "None",  # 0 is the default
         "--speculative-config": speculative_config(scenario, policy),
         "--data-parallel-size": engine.data_parallel_size if engine.data_parallel_size > 1 else None,
     }

@@ -39,7 +39,8 @@ SHOWN_FIELDS = 6  # of a policy; further ones show by search, or if the scenario
 MODEL, REPLICAS = "profile.model", "cluster.replicas"
 DRAFTS, ACCEPTANCE = "speculative.tokens", "speculative.acceptance"
 SHOWN = ("trace.path", PREFIX_TOKENS, "policy.enable_prefix_caching", "policy.disable_radix_cache", MODEL, DEVICE,
-         REPLICAS, ROUTER, DRAFTS, ACCEPTANCE, "engine.block_size", "engine.max_model_len", "slo.ttft", "slo.tpot", "slo.e2el")  # fmt: skip
+         REPLICAS, ROUTER, DRAFTS, ACCEPTANCE,
+         "engine.block_size", "engine.max_model_len", "slo.ttft", "slo.tpot", "slo.e2el")  # fmt: skip
 GROUPS = {
     "workload": "requests", "trace": "requests", "policy": "policy", "engine": "KV blocks and engine",
     "slo": "SLO (milliseconds)", "cluster": "replicas", "profile": "server", "server": "server", "start": "server",

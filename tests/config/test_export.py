@@ -37,6 +37,7 @@ OPTIONS = {
         "--gpu-memory-utilization", "--enable-prefix-caching", "--no-enable-prefix-caching", "--async-scheduling",
         "--no-async-scheduling", "--kv-offloading-size", "--max-num-active-seqs",
         "--long-prefill-token-threshold-adaptive", "--speculative-config",
+        "--prefix-cache-retention-interval",
     },
     "vllm": {
         "--max-num-seqs", "--max-num-batched-tokens", "--enable-chunked-prefill", "--no-enable-chunked-prefill",
@@ -63,6 +64,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {  # every field of these policies t
          "long_prefill_token_threshold_adaptive": True},
         *({"speculative": {"method": method, "tokens": 3, "acceptance": 0.5}}
           for method in ("ngram", "eagle", "eagle3", "draft_model")),
+        {"prefix_cache_retention_interval": 48},
+        {"prefix_cache_retention_interval": None},
     ],
     "vllm": [{}, {"max_num_batched_tokens": 4096, "delay_factor": 0.5, "preemption_mode": "swap"}],
     "vllm-chunked": [{}, {"max_num_partial_prefills": 2, "long_prefill_token_threshold": 99}],
@@ -412,6 +415,8 @@ if "model" in (parsed.speculative_config or {}):
     parsed.speculative_config["model"] = str(folder)
 made = AsyncEngineArgs.from_cli_args(parsed).create_engine_config()
 scheduler = made.scheduler_config
+cache = made.cache_config
+assert cache.prefix_cache_retention_interval == (48 if "48" in sys.argv else None if "None" in sys.argv else 0)
 print("accepted", scheduler.max_num_seqs, scheduler.max_num_batched_tokens, made.cache_config.num_gpu_blocks_override)
 """
 V1_CASES = [(fields, {"num_blocks": 900}) for policy, fields in CASES if policy == "vllm-v1"]
