@@ -36,7 +36,7 @@ def switch(name: str, on: bool) -> dict[str, bool]:
 def blocks_gib(scenario: Scenario, blocks: int) -> float:
     """Return the host memory of KV blocks in GiB; raise BadInput if the model is not known."""
     engine = scenario.engine
-    size = blocks * engine.block_size * model_memory(engine.model, scenario.profile).per_token
+    size = blocks * engine.block_size * model_memory(engine.model, scenario.profile).in_block(engine.kv_cache_groups)
     return float(f"{size / 2**30:.6g}")
 
 

@@ -27,6 +27,8 @@ from servesim.core.native import mypyc_attr
 from servesim.policies.vllm_common import budget_refusals, prefilling_is_last, priority_key
 
 from .drafting import Drafting, drafting_of
+from .group_cache import GroupDraft
+from .group_pass import GroupPass
 from .rules import Unscheduled, VLLMRules
 from .speculation import Pass
 
@@ -95,6 +97,8 @@ class VLLMV1(Policy):
     long_prefill_token_threshold_adaptive: bool = False  # this maximum is at least an equal share of the budget
     scheduler_reserve_full_isl: bool = True  # admit only if the blocks of the whole prompt are free (from 0.19)
     enable_prefix_caching: bool = True  # requests with equal beginnings share KV blocks
+    # engine.kv_cache_groups: tokens between two places at which windows keep names; 0: only prompts; None: at all blocks
+    prefix_cache_retention_interval: Optional[Int0] = 0
     watermark: Fraction = 0.0  # fraction of the blocks that an admission must leave free if requests run (from 0.24)
     # fcfs, or priority: waiting queue and victims sorted by (priority, arrival)
     policy: Literal["fcfs", "priority"] = "fcfs"
@@ -170,6 +174,9 @@ class VLLMV1(Policy):
         drafting = self.drafting
         if drafting.prefill_lookahead > max(1, block_size) and self.enable_prefix_caching:
             refusals.append(f"num_speculative_tokens ({drafting.tokens}) is above block_size ({block_size}) with mtp")
+        interval = self.prefix_cache_retention_interval
+        if interval and interval % block_size:
+            refusals.append(f"prefix_cache_retention_interval ({interval}) is no multiple of block_size ({block_size})")
         active = self.max_num_active_seqs
         if active is not None and active > self.max_num_seqs:
             refusals.append(f"max_num_active_seqs ({active}) is above max_num_seqs ({self.max_num_seqs})")
@@ -188,6 +195,8 @@ class VLLMV1(Policy):
         return drafting_of(self.speculative_method, self.num_speculative_tokens, self.mtp_modules)
 
     def decide(self, view: View) -> Plan:
+        if isinstance(view.prefix_cache, GroupDraft):
+            return GroupPass(self, view, view.prefix_cache.cache).run()
         if self.num_speculative_tokens:
             return Pass(self, view).run()
         return self.schedule(view, self.max_num_batched_tokens)

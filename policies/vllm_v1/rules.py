@@ -11,8 +11,11 @@ from servesim.engine.drafts import Drafts
 from servesim.engine.kv_cache import KvCache
 from servesim.engine.prefix_cache import PrefixCache
 from servesim.engine.state import ServerState
+from servesim.engine.step import Step
 
 from .drafting import NO_DRAFTS, Drafting
+from .group_cache import GroupCache, GroupDraft
+from .window_rules import WindowRules
 
 
 class Unscheduled(NamedTuple):
@@ -34,6 +37,7 @@ class VLLMRules(CachingRules):
     ) -> None:  # fmt: skip
         super().__init__(engine, validated_against, steps_in_flight, prefix_cache)
         self.drafting = drafting
+        self.may_have_cache_groups = type(self) is VLLMRules  # the plug-ins have schedulers of their own
         self.foresees_ends = version >= (0, 11, 1)
         self.arrival_is_send_time = True  # the API server stamps it
         self.rejects_oversized = False  # the real scheduler does not check this; such a request blocks the queue
@@ -65,6 +69,11 @@ class VLLMRules(CachingRules):
         These are in the order of the running queue, if some of them are of preempted requests.
         """
         cache = state.prefix_cache
+        if isinstance(cache, GroupCache):
+            cache.carry_out(plan.extra)
+            if plan.chunks and state.overlaps:
+                cache.newest = {chunk.request: chunk.tokens for chunk in plan.chunks}
+            return
         if cache is None or not plan.moves.preempt:
             return
         cache.update_all()
@@ -78,6 +87,16 @@ class VLLMRules(CachingRules):
             for request in state.running:
                 if request in tokens:
                     cache.schedule(request, tokens[request], 0)
+
+    def end_plan(self, state: ServerState, plan: Plan) -> None:
+        if isinstance(state.prefix_cache, GroupCache):
+            tokens = sum([chunk.tokens for chunk in plan.chunks])  # the model call counts them in one group
+            state.kv_use.tokens = state.prefix_cache.stored_tokens() + (len(state.kv_cache_groups) - 1) * tokens
+
+    def process_results(self, state: ServerState, step: Step, finished: list[Request], now: float) -> None:
+        if isinstance(state.prefix_cache, GroupCache) and state.flight is None:
+            state.prefix_cache.newest = {}
+        super().process_results(state, step, finished, now)
 
     def may_load(self, state: ServerState, request: Request, blocks: int, started: int) -> bool:
         """Whether a request at the head of waiting has a slot and blocks that no prompt in work still needs."""
@@ -93,6 +112,8 @@ class VLLMRules(CachingRules):
     def preempt(self, state: ServerState, preemption: Preemption, now: float) -> int:
         before: Optional[Unscheduled] = preemption.extra
         preemption.request.drafts = 0
+        if isinstance(state.prefix_cache, GroupCache):  # `start_plan` has freed its blocks
+            return state.preempt(preemption, now, self.drops_tokens_in_flight, blocks=preemption.request._blocks)
         if before is None and self.drafting is NO_DRAFTS:
             return super().preempt(state, preemption, now)
         tokens, blocks, taken, last = before or (0, 0, 0, False)
@@ -103,6 +124,14 @@ class VLLMRules(CachingRules):
         return state.preempt(preemption, now, self.drops_tokens_in_flight, tokens, last, blocks)
 
     def make_cache(self, state: ServerState, host_blocks: int) -> tuple[Optional[KvCache], Optional[CacheDraft]]:
+        if state.kv_cache_groups:
+            interval = getattr(state.policy, "prefix_cache_retention_interval", 0)
+            rules = WindowRules(state.kv_cache_groups, state.pool.block_size, interval, self.drafting)
+            state.drafts = Drafts(self.drafting.tokens)  # every request advances on its own
+            groups = GroupCache(
+                state.pool, rules, self.has_prefix_cache, self.counts_preempted_apart, self.appends_all
+            )
+            return groups, GroupDraft(groups)
         made = super().make_cache(state, host_blocks)
         if self.drafting is not NO_DRAFTS:
             state.drafts = Drafts(self.drafting.tokens)

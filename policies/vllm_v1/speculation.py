@@ -5,9 +5,9 @@ Every request is scheduled one by one, because each may get another number of to
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Optional
 
-from servesim.core import FOREVER, CachedPrefix, Chunk, Plan, Preemption, Request, View
+from servesim.core import FOREVER, NOT_CACHED, CachedPrefix, Chunk, Plan, Preemption, Request, View
 
 from .rules import Unscheduled
 
@@ -28,6 +28,7 @@ class Pass:
         self.scheduled: dict[Request, Chunk] = {}  # in batch order
         self.preempt: list[Preemption] = []
         self.in_prompt = False  # a request that is scheduled was in the middle of its prompt
+        self.changes: Optional[list[Any]] = None  # of a cache that takes the blocks itself
 
     @property
     def room(self) -> int:
@@ -67,7 +68,7 @@ class Pass:
             if cache is not None:
                 cache.start(chunks, decodes=False)
             self._admit(chunks)
-        return Plan(preempt=self.preempt, chunks=chunks)
+        return Plan(preempt=self.preempt, chunks=chunks, extra=self.changes)
 
     def _schedule_running(self) -> bool:
         """Schedule running requests. Return whether waiting ones may follow."""
@@ -78,9 +79,8 @@ class Pass:
             if tokens <= 0:
                 index += 1
                 continue
-            blocks = max(self.blocks(request.cached + tokens), request.blocks)
-            first = len(self.preempt)
-            while blocks - request.blocks > self.free:
+            missing, first = self.missing(request, tokens), len(self.preempt)
+            while missing > self.free:
                 victim = self.policy.victim(running)
                 index -= running.index(victim) < index  # also if it was passed over
                 running.remove(victim)
@@ -90,20 +90,33 @@ class Pass:
                     return False
             drafts = max(0, min(tokens + request.cached - request.length, request.drafts))
             self.in_prompt = self.in_prompt or request.pending > 1 or not request.written
-            self.scheduled[request] = Chunk(request, tokens, blocks, drafts=drafts)
-            self.free -= blocks - request.blocks
-            self.taken += blocks - request.blocks
+            self.scheduled[request] = Chunk(request, tokens, request.blocks + missing, drafts=drafts)
+            self.take(request, tokens, missing)
             self.spend(tokens)
             index += 1
         return True
 
+    def missing(self, request: Request, tokens: int) -> int:
+        """Return the blocks that a running request needs for these tokens."""
+        return max(0, self.blocks(request.cached + tokens) - request.blocks)
+
+    def take(self, request: Request, tokens: int, missing: int) -> None:
+        """Plan to give a running request these blocks."""
+        self.free -= missing
+        self.taken += missing
+
+    def release(self, victim: Request, tokens: int, blocks: int) -> None:
+        """Plan to free the blocks of a request to which the step had given tokens."""
+        cache = self.view.prefix_cache
+        self.free += blocks if cache is None else cache.preempt(victim, tokens, blocks)
+
     def _preempt(self, victim: Request) -> None:
         """Plan to preempt a request, which may be scheduled in this step."""
-        chunk, cache = self.scheduled.pop(victim, None), self.view.prefix_cache
+        chunk = self.scheduled.pop(victim, None)
         tokens, blocks = (0, victim.blocks) if chunk is None else (chunk.tokens, chunk.blocks)
         taken, self.taken = self.taken - (blocks - victim.blocks), 0
         self.preempt.append(Preemption(victim, extra=Unscheduled(tokens, blocks, taken)))
-        self.free += blocks if cache is None else cache.preempt(victim, tokens, blocks)
+        self.release(victim, tokens, blocks)
         if chunk is not None:
             self.tokens += tokens
             self.inputs += tokens + self.drafting.slots
@@ -111,13 +124,13 @@ class Pass:
     def _admit(self, chunks: list[Chunk]) -> None:
         """Add the first chunks of waiting requests."""
         policy, view, pool = self.policy, self.view, self.view.pool
-        cache, seats = view.prefix_cache, (policy.max_num_active_seqs or policy.max_num_seqs) - len(view.running)
+        seats = (policy.max_num_active_seqs or policy.max_num_seqs) - len(view.running)
         watermark = int(policy.watermark * (pool.total + 1))
         for request in view.waiting:
             if seats <= 0 or self.room <= 0:
                 return
-            prefix = CachedPrefix(0, 0, False, 0) if cache is None else cache.find(request, self.free)
-            cached, shared = prefix.tokens, prefix.tokens // pool.block_size - prefix.idle_blocks
+            prefix = self.find(request)
+            cached = prefix.tokens
             missing = request.length - cached
             tokens, drafts = min(missing, self.max_chunk), 0
             if missing == 1 and self._pads(cached):
@@ -129,23 +142,37 @@ class Pass:
                 return
             tokens = min(tokens, self.room)
             tokens = tokens if drafts else self.cut(missing, tokens)
-            blocks = self.blocks(cached + tokens)
-            need = blocks
+            need = taken = self.admission_blocks(request, prefix, self.blocks(cached + tokens), False)
             if policy.scheduler_reserve_full_isl:
-                need = max(need, pool.blocks_for(min(request.length, self.most)))
-            if tokens <= 0 or need - shared + (watermark if view.running or chunks else 0) > self.free:
+                whole = pool.blocks_for(min(request.length, self.most))
+                need = max(need, self.admission_blocks(request, prefix, whole, True))
+            if tokens <= 0 or need + (watermark if view.running or chunks else 0) > self.free:
                 return
-            self.free -= blocks - shared
             self.spend(tokens)
-            chunks.append(Chunk(request, tokens, blocks, cached, drafts))
-            if cache is not None:
-                cache.admit(request, prefix, tokens - drafts)
+            chunks.append(Chunk(request, tokens, self.blocks(cached + tokens), cached, drafts))
+            self.admit(chunks[-1], prefix, taken)
             seats -= 1
+
+    def find(self, request: Request) -> CachedPrefix:
+        """Return what the cache has of a waiting request."""
+        cache = self.view.prefix_cache
+        return NOT_CACHED if cache is None else cache.find(request, self.free)
+
+    def admission_blocks(self, request: Request, prefix: CachedPrefix, blocks: int, is_whole: bool) -> int:
+        """Return the free blocks that a waiting request takes if it is to hold these; `is_whole`: for all its tokens."""
+        return blocks - (prefix.tokens // self.view.pool.block_size - prefix.idle_blocks)
+
+    def admit(self, chunk: Chunk, prefix: CachedPrefix, taken: int) -> None:
+        """Plan to admit the request of a chunk, which takes these free blocks."""
+        self.free -= taken
+        if self.view.prefix_cache is not None:
+            self.view.prefix_cache.admit(chunk.request, prefix, chunk.tokens - chunk.drafts)
 
     def _pads(self, cached: int) -> bool:
         """Whether a request that needs one token gets empty drafts, so that all decodes have the same shape."""
         return (
-            not self.in_prompt
+            self.drafting.tokens > 0
+            and not self.in_prompt
             and (bool(self.scheduled) or cached > 0)
             and cached + 2 + self.drafting.tokens <= self.most
         )

@@ -93,8 +93,9 @@ def memory_budget(engine: Any, profile: Any) -> MemoryBudget:
     utilisation = UTILISATION if engine.gpu_memory_utilization is None else engine.gpu_memory_utilization
     reserve = RESERVE if engine.reserve is None else engine.reserve
     return MemoryBudget(
-        engine.device_memory, utilisation, model_memory(engine.model, profile), reserve, engine.block_size
-    )
+        engine.device_memory, utilisation, model_memory(engine.model, profile), reserve, engine.block_size,
+        engine.kv_cache_groups,
+    )  # fmt: skip
 
 
 def model_memory(model: Union[str, ModelSizes, None], profile: Any) -> ModelMemory:
@@ -136,7 +137,7 @@ def model_layers(model: Union[str, ModelSizes, None], profile: Any) -> int:
 
 def host_copy_times(engine: Any, profile: Any) -> tuple[float, float]:
     """Return the seconds of a step that copies blocks from the host cache, and those of each block."""
-    block_bytes = engine.block_size * model_memory(engine.model, profile).per_token
+    block_bytes = engine.block_size * model_memory(engine.model, profile).in_block(engine.kv_cache_groups)
     return engine.host_cache.latency, block_bytes / engine.host_cache.bandwidth
 
 
@@ -157,16 +158,26 @@ def blocks_of(engine: Any, profile: Any) -> int:
 
 def describe_budget(budget: MemoryBudget) -> str:
     """Return how the number of KV blocks was computed, as one line."""
+    groups = f" in {len(budget.groups)} groups" if budget.groups and len(budget.groups) > 1 else ""
     return (
-        f"{budget.blocks:,} KV blocks of {format_bytes(budget.block_bytes)}: {budget.utilisation:g} * "
+        f"{budget.blocks:,} KV blocks of {format_bytes(budget.block_bytes)}{groups}: {budget.utilisation:g} * "
         f"{format_bytes(budget.device)} - {format_bytes(budget.model.weights)} weights of {budget.model.name} - "
         f"{format_bytes(budget.reserve)} reserve"
     )
 
 
-def blocks_of_device(about: Mapping[str, Any], block_size: int) -> Optional[MemoryBudget]:
-    """Return the budget of a profile's device and model, None if one of them is not known."""
+def blocks_of_device(
+    about: Mapping[str, Any], block_size: int, groups: Optional[list[Optional[int]]] = None
+) -> Optional[MemoryBudget]:
+    """Return the budget of a profile's device and model, None if one of them is not known; `groups`: not its own."""
     memory, model = device_memory(about), memory_of_profile(about)
     if memory is None or model is None:
         return None
-    return MemoryBudget(memory, UTILISATION, model, RESERVE, block_size)
+    return MemoryBudget(memory, UTILISATION, model, RESERVE, block_size, model.groups if groups is None else groups)
+
+
+def groups_of_model(engine: Any, profile: Any) -> Optional[list[Optional[int]]]:
+    """Return the KV cache groups of the model, None if all its layers have full attention or it is not known."""
+    known = memory_of_name(engine.model) if isinstance(engine.model, str) else None
+    memory = known if engine.model is not None else memory_of_profile(about_profile(profile))
+    return None if memory is None or memory.groups == (None,) else list(memory.groups)

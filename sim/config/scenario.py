@@ -24,7 +24,7 @@ from servesim.policies import POLICIES
 
 from .cluster import Cluster, Pool
 from .layers import Tree, as_section, merge
-from .memory import DeviceMemory, ModelKey, about_profile, blocks_of, host_copy_times
+from .memory import DeviceMemory, ModelKey, about_profile, blocks_of, groups_of_model, host_copy_times
 from .registry import ENGINE
 from .speculative import Speculative, policy_that_drafts
 from .user_code import code_access, names_file
@@ -80,6 +80,12 @@ class EngineConfig(Keys):
         None, description="memory for activations and buffers, with device_memory (default: 1.5GiB)"
     )
     block_size: Int = Field(16, gt=0, le=MAX_BLOCK_SIZE, description="tokens per KV block (default: 16; 1 for sglang)")
+    kv_cache_groups: Optional[list[Optional[Int]]] = Field(
+        None,
+        min_length=1,
+        description="windows of the KV cache groups in tokens, null for full attention: [128, null] (default: the "
+        "profile's model)",
+    )
     host_blocks: Int = Field(0, ge=0, le=MAX_INT, description="KV blocks in host memory, for swapping")
     host_cache: Optional[HostCache] = Field(
         None, description="host memory for evicted blocks of the prefix cache (default: none)"
@@ -143,6 +149,13 @@ class EngineConfig(Keys):
         if any(not 0 < size <= MAX_INT for size in sizes):
             raise ValueError(f"positive numbers up to {MAX_INT}")
         return sorted(sizes)
+
+    @field_validator("kv_cache_groups")
+    @classmethod
+    def _windows(cls, windows: Optional[list[Optional[int]]]) -> Optional[list[Optional[int]]]:
+        if any(window is not None and not 0 < window <= MAX_INT for window in windows or ()):
+            raise ValueError(f"windows from 1 to {MAX_INT} tokens, or null")
+        return windows
 
 
 class Slo(Keys):
@@ -283,7 +296,7 @@ def scenario_from(tree: Mapping[str, Any], where: str = "scenario") -> Scenario:
     try:
         if scenario.policy_is_loadable:
             policy = scenario.make_policy()
-            scenario = with_block_size(scenario, rules_of(policy).block_size)
+            scenario = with_groups(with_block_size(scenario, rules_of(policy).block_size), policy)
             if scenario.engine.host_cache is not None:
                 check_host_cache(scenario, policy)
             if scenario.engine.data_parallel_size > 1 and rules_of(policy).steps_in_flight > 1:
@@ -302,8 +315,11 @@ def check_cluster(scenario: Scenario, cluster: Cluster) -> None:
         cluster.make_router()
         cluster.make_decode_router()
     for pool in cluster.all_pools:
-        if scenario_of_pool(scenario, pool).engine.data_parallel_size > 1:
+        engine = scenario_of_pool(scenario, pool).engine
+        if engine.data_parallel_size > 1:
             raise BadInput("engine.data_parallel_size: expected 1 in a cluster: its replicas are the ranks")
+        if cluster.is_apart and engine.kv_cache_groups not in (None, [None]):
+            raise BadInput("engine.kv_cache_groups: expected [null], one group, with pools of role prefill and decode")
 
 
 def scenario_of_pool(scenario: Scenario, pool: Pool) -> Scenario:
@@ -325,6 +341,22 @@ def with_block_size(scenario: Scenario, size: int) -> Scenario:
     if not given:
         changed.model_fields_set.discard("num_blocks")  # still a default
     return scenario.model_copy(update={"engine": changed})
+
+
+def with_groups(scenario: Scenario, policy: Policy) -> Scenario:
+    """Return the scenario with the KV cache groups of its model, if the policy has them and the scenario does not."""
+    engine, has_groups = scenario.engine, rules_of(policy).may_have_cache_groups
+    if engine.kv_cache_groups is None:
+        groups = groups_of_model(engine, scenario.profile) if has_groups and engine.host_cache is None else None
+        if groups is None:
+            return scenario
+        engine = engine.model_copy(update={"kv_cache_groups": groups})
+        engine.model_fields_set.discard("kv_cache_groups")  # still a default
+        return scenario.model_copy(update={"engine": engine})
+    if not has_groups or engine.host_cache is not None:
+        found = f"policy {scenario.policy['name']} has one group" if not has_groups else "host_cache too"
+        raise BadInput(f"engine.kv_cache_groups: expected vllm-v1 without host_cache, {found}")
+    return scenario
 
 
 def check_host_cache(scenario: Scenario, policy: Policy) -> None:

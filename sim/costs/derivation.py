@@ -66,6 +66,9 @@ SCALED = {  # factor of a Change: terms of cost models that it scales
     "rows": ("prefill_row", "decode_live", "prefill.row", "decode.live", "decode.context_root", "mixed.row"),
     "layers": ("mixed.step", "decode.longest"),
 }  # fmt: skip
+WINDOW_TERMS = {  # of a row: per cached token. A row reads its sliding windows in addition to all cached tokens
+    "decode_live": "context", "decode.live": "decode.context", "mixed.row": "mixed.context",
+}  # fmt: skip
 KEPT = (
     "backend", "kernels", "block_size", "date", "front_end", "first_use", "noise", "grid",
 )  # fmt: skip
@@ -99,8 +102,8 @@ class Setting:
 
     @property
     def cached(self) -> float:
-        """Seconds to read a cached token."""
-        return self.kv_bytes / self.device.bandwidth
+        """Seconds to read a cached token, in the layers that read all of them."""
+        return self.kv_bytes * self.model.reading_layers / self.model.layers / self.device.bandwidth
 
     @property
     def kv_bytes(self) -> float:
@@ -237,6 +240,10 @@ def derive_cost(cost: StepCost, old: Setting, new: Setting) -> StepCost:
     changed = {name: change.curve(terms[name]) for name in CURVES if name in terms}
     for factor, names in SCALED.items():
         changed |= {name: terms[name] * getattr(change, factor) for name in names if terms.get(name) is not None}
+    window = new.model.window_tokens - old.model.window_tokens
+    for row, token in WINDOW_TERMS.items() if window > 0 else ():
+        if terms.get(row) is not None:
+            changed[row] += window * changed[token]
     if new.server and not old.server:
         changed |= {name: SERVER_BUCKETS for name in ("prefill.buckets", "decode.buckets") if terms.get(name)}
         changed |= {name: True for name in ("decode.split",) if name in terms}

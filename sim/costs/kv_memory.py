@@ -9,7 +9,7 @@ large batches need more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
@@ -25,7 +25,26 @@ class ModelMemory(NamedTuple):
 
     name: str
     weights: int
-    per_token: int  # of the KV cache
+    per_token: int  # of the KV cache, all layers
+    groups: tuple[Optional[int], ...] = (None,)  # KV cache groups: the window of each, None for full attention
+    per_group: int = 0  # of the KV cache of one token in the layers of one group
+
+    def in_block(self, groups: Optional[Sequence[Optional[int]]]) -> int:
+        """Return the bytes of a token in a block, which has the layers of one group; None: one group has all layers."""
+        if not groups or len(groups) == 1:
+            return self.per_token
+        return self.per_group if tuple(groups) == self.groups else -(-self.per_token // len(groups))
+
+
+def cache_groups(kinds: Sequence[tuple[Optional[int], int]]) -> tuple[tuple[Optional[int], ...], int]:
+    """Return the window of each KV cache group and the layers of a group, by vLLM's rule.
+
+    `kinds`: windows and layers, in the order of their first layers. All groups have as many layers as the smallest
+    kind; if no kind has 1.5 times as many, as the largest one.
+    """
+    numbers = [layers for _, layers in kinds]
+    size = max(numbers) if max(numbers) < 1.5 * min(numbers) else min(numbers)
+    return tuple(window for window, layers in kinds for _ in range(-(-layers // size))), size
 
 
 @dataclass(frozen=True)
@@ -37,11 +56,12 @@ class MemoryBudget:
     model: ModelMemory
     reserve: int
     block_size: int  # tokens
+    groups: Optional[Sequence[Optional[int]]] = None  # KV cache groups that share the blocks
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one KV block."""
-        return self.model.per_token * self.block_size
+        return self.model.in_block(self.groups) * self.block_size
 
     @property
     def cache(self) -> int:
@@ -66,7 +86,9 @@ def memory_of(
     if size is None or kv_size is None:
         return None
     weights = int(size * (model.weights + model.vocab * model.hidden)) // degree
-    return ModelMemory(model.name, weights, int(kv_size * model.kv_values) // min(degree, model.kv_heads))
+    per_token = int(kv_size * model.kv_values) // min(degree, model.kv_heads)
+    groups, layers = cache_groups(model.kinds)
+    return ModelMemory(model.name, weights, per_token, groups, per_token * layers // model.layers)
 
 
 def memory_of_profile(about: Mapping[str, Any]) -> Optional[ModelMemory]:

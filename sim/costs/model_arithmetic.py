@@ -41,6 +41,9 @@ class Model:
     experts: int = 0  # per layer; 0: one dense MLP
     experts_per_token: int = 0
     shared: int = 0  # intermediate size of the expert that every token uses
+    window: int = 0  # tokens that layers with a sliding window read; 0: all layers have full attention
+    full_layers: int = 0  # with `window`: layers with full attention
+    full_first: int = 0  # 1: the first layer is one of them
 
     @property
     def head_size(self) -> int:
@@ -80,9 +83,25 @@ class Model:
         return 2 * self.layers * self.head_size * self.kv_heads
 
     @property
+    def kinds(self) -> list[tuple[Optional[int], int]]:
+        """Kinds of layers in the order of their first ones: the window, None for full attention, and their number."""
+        kinds = [(self.window or None, self.layers - self.full_layers), (None, self.full_layers)]
+        return [kind for kind in (reversed(kinds) if self.full_first else kinds) if kind[1]]
+
+    @property
+    def reading_layers(self) -> int:
+        """Layers that read all cached tokens. A model with windows only has few tokens outside of them."""
+        return self.full_layers or self.layers
+
+    @property
+    def window_tokens(self) -> float:
+        """The windows of a row, as a number of cached tokens that the other layers read; 0 without such layers."""
+        return self.window * (self.layers / self.full_layers - 1) if self.full_layers else 0.0
+
+    @property
     def flops_per_pair(self) -> int:
-        """FLOPs of one pair of query and key in all layers."""
-        return 4 * self.layers * self.heads * self.head_size
+        """FLOPs of one pair of query and key in all layers that read all tokens."""
+        return 4 * self.reading_layers * self.heads * self.head_size
 
     def flops(self, tokens: int, rows: int, pairs: int) -> int:
         """Return the FLOPs of calls with these tokens, rows and pairs of query and key."""
@@ -90,11 +109,11 @@ class Model:
 
     def values_moved(self, calls: int, tokens: int, cached: int) -> int:
         """Return the values that calls read and write: weights, cached tokens of their rows, new tokens."""
-        return self.weights * calls + self.kv_values * (cached + tokens)
+        return self.weights * calls + self.kv_values * cached * self.reading_layers // self.layers + self.kv_values * tokens
 
 
 SIZES = ("layers", "hidden", "heads", "kv_heads", "intermediate", "vocab")
-MORE_SIZES = ("head", "experts", "experts_per_token", "shared")  # of some models
+MORE_SIZES = ("head", "experts", "experts_per_token", "shared", "window", "full_layers", "full_first")  # of some models
 MODELS = {
     "llama2-7b": Model("llama2-7b", 32, 4096, 32, 32, 11008, 32000, 4096, "bfloat16"),
     "tiny": Model("tiny", 4, 256, 8, 8, 688, 1000, 2048),

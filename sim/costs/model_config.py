@@ -27,6 +27,7 @@ MORE_KEYS = {  # of some models; the first key of config.json that is there coun
     "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
     "experts_per_token": ("num_experts_per_tok",),
 }
+PATTERNS = {"gemma2": 2, "gemma3_text": 6}  # kind of model -> the layer with full attention among this many
 DEFAULTS = {"num_key_value_heads": "num_attention_heads"}  # without grouped-query attention
 
 
@@ -48,7 +49,24 @@ def read_model(text: Optional[str]) -> Optional[Union[str, dict[str, Any]]]:
     sizes = {key: size(tree, own, path) for key, own in KEYS.items()}
     if "experts" in more and tree.get("moe_intermediate_size"):  # else intermediate_size is that of an expert
         sizes["intermediate"] = size(tree, "moe_intermediate_size", path)
-    return {"name": name, **sizes, **more}
+    return {"name": name, **sizes, **more, **window_sizes(tree, sizes["layers"])}
+
+
+def window_sizes(tree: Mapping[str, Any], layers: int) -> dict[str, int]:
+    """Return the sliding window of a model, and which of its layers have full attention; empty without a window."""
+    window, kinds = tree.get("sliding_window"), tree.get("layer_types")
+    if not isinstance(window, int) or window < 1 or tree.get("use_sliding_window") is False:
+        return {}
+    if isinstance(kinds, list):
+        full = [kind != "sliding_attention" for kind in kinds]
+    elif tree.get("use_sliding_window"):
+        full = [layer < tree.get("max_window_layers", 0) for layer in range(layers)]
+    else:
+        every = tree.get("sliding_window_pattern") or PATTERNS.get(str(tree.get("model_type"))) or layers + 1
+        full = [(layer + 1) % every == 0 for layer in range(layers)]
+    if all(full):
+        return {}
+    return {"window": window, "full_layers": sum(full), "full_first": int(full[0])}
 
 
 def model_name(model: Any) -> str:

@@ -175,6 +175,9 @@ class ModelKeys(Keys):
     experts: Optional[Whole] = None
     experts_per_token: Optional[Whole] = None
     shared: Optional[Whole] = None
+    window: Optional[Whole] = None
+    full_layers: Optional[Whole] = None
+    full_first: Optional[Whole] = None
     context: Optional[Whole] = None
     dtype: Optional[str] = None
 

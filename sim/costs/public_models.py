@@ -15,7 +15,8 @@ from .public_devices import DEVICES, Device, device_of
 HALF = "bfloat16"
 ALIASES = {"A100": "A100-80GB", "A100-SXM": "A100-80GB", "H100-SXM": "H100", "RTX-A6000": "A6000"}
 # layers, hidden, heads, kv_heads, intermediate, vocab, context;
-# then head size (if not hidden / heads), experts, experts per token, intermediate size of a shared expert
+# then head size (if not hidden / heads), experts, experts per token, intermediate size of a shared expert,
+# tokens of the sliding window, layers with full attention beside those with the window
 TABLE: dict[str, tuple[int, ...]] = {
     "llama-2-13b": (40, 5120, 40, 40, 13824, 32000, 4096),
     "llama-2-70b": (80, 8192, 64, 8, 28672, 32000, 4096),
@@ -40,8 +41,8 @@ TABLE: dict[str, tuple[int, ...]] = {
     "mistral-nemo": (40, 5120, 32, 8, 14336, 131072, 131072, 128),
     "mixtral-8x7b": (32, 4096, 32, 8, 14336, 32000, 32768, 0, 8, 2),
     "mixtral-8x22b": (56, 6144, 48, 8, 16384, 32768, 65536, 0, 8, 2),
-    "gpt-oss-20b": (24, 2880, 64, 8, 2880, 201088, 131072, 64, 32, 4),
-    "gpt-oss-120b": (36, 2880, 64, 8, 2880, 201088, 131072, 64, 128, 4),
+    "gpt-oss-20b": (24, 2880, 64, 8, 2880, 201088, 131072, 64, 32, 4, 0, 128, 12),
+    "gpt-oss-120b": (36, 2880, 64, 8, 2880, 201088, 131072, 64, 128, 4, 0, 128, 18),
 }
 COLUMNS = (*SIZES, "context", *MORE_SIZES)
 PUBLIC_MODELS = {

@@ -29,6 +29,7 @@ def build_server(policy: Policy, engine: Mapping[str, Any]) -> Server:
         engine.get("host_blocks", 0),
         engine.get("max_model_len"),
         (engine.get("host_cache") or {}).get("blocks", 0),
+        () if engine.get("kv_cache_groups") in (None, [None]) else tuple(engine["kv_cache_groups"]),
     )
     server.limits.change(engine.get("max_generate_length"), REJECT_OVERSIZED[engine.get("reject_oversized", "auto")])
     return server

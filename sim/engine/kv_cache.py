@@ -71,7 +71,7 @@ class PrefixCacheStats:
 class KvCache:
     """The prefix cache of one server. A method that does nothing here is for some caches only."""
 
-    __slots__ = ("_texts", "counts_evictable", "evicts_missing", "host", "lookups", "pool", "stats")
+    __slots__ = ("_texts", "counts_evictable", "evicts_missing", "host", "lookups", "pool", "stats", "takes_blocks")
 
     def __init__(self, pool: BlockPool, counts_preempted_apart: bool = True) -> None:
         self.pool = pool
@@ -80,6 +80,7 @@ class KvCache:
         self.host: Optional[HostCache] = None  # host memory for evicted blocks
         self.counts_evictable = False  # cached blocks that no request holds are not free (BlockPool.evictable)
         self.evicts_missing = False  # whether an eviction has no effect on later steps but that of its missing blocks
+        self.takes_blocks = False  # it takes the blocks of a chunk itself, before the step starts
         self._texts: dict[Request, Text] = {}  # requests that may share blocks, or find their own ones again
 
     def text_of(self, request: Request) -> Optional[Text]:

@@ -76,6 +76,7 @@ def _refuse_repeated(field: str, requests: Sequence[Request]) -> None:
 def _start_chunks(server: Server, chunks: Sequence[Chunk], step: Step) -> None:
     """Start the chunks of prompts. A chunk of a request that already decodes is a decode."""
     pool, cache, has_decodes = server.pool, server.prefix_cache, False
+    takes_blocks = cache is not None and cache.takes_blocks
     if len(chunks) > 1:
         _refuse_repeated("chunks", [chunk.request for chunk in chunks])
     for chunk in chunks:
@@ -95,7 +96,7 @@ def _start_chunks(server: Server, chunks: Sequence[Chunk], step: Step) -> None:
         needed = -(-(cached + tokens) // pool.block_size)
         if needed < blocks:
             needed = blocks
-        if needed > request._blocks:
+        if needed > request._blocks and not takes_blocks:
             pool.free -= needed - request._blocks
             request._blocks = needed
         if request.sampling is not None:
@@ -120,7 +121,8 @@ def _use_cached(server: Server, chunk: Chunk, decodes: bool) -> int:
     server.kv_use.tokens += taken * server.pool.block_size
     request._cached = cached
     request.cached_tokens += cached
-    request._blocks = cached // server.pool.block_size
+    if not server.prefix_cache.takes_blocks:
+        request._blocks = cached // server.pool.block_size
     return cached
 
 

@@ -44,6 +44,7 @@ class EngineRules:
         self.splits_answers = False  # that is what the engine does; otherwise it is not known
         self.has_prefix_cache = False
         self.frees_late = False  # finished requests hold their blocks until a plan releases them
+        self.may_have_cache_groups = False  # models whose layers have windows keep the blocks of these apart
         self.may_have_host_cache = False  # host memory for blocks that the prefix cache evicts
         self.drops_tokens_in_flight = False  # a preempted request loses its token in flight and computes it again
         self.slots_field = ""  # field of the policy that limits the running requests

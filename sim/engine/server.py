@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Optional
 
 from servesim.core import FOREVER, BlockPool, Policy, Request
@@ -24,6 +25,7 @@ class Server(ServerState):
         host_blocks: int = 0,
         max_model_len: Optional[int] = None,
         host_cache_blocks: int = 0,
+        kv_cache_groups: Sequence[Optional[int]] = (),
     ) -> None:
         self.name = ""  # in a fleet: that of its replica
         self.rules = rules = rules_of(policy)
@@ -34,6 +36,7 @@ class Server(ServerState):
         )
         self.limits.rejects_oversized = rules.rejects_oversized
         self.limits.rejects_full_prompts, self.limits.max_prompt = rules.rejects_full_prompts, rules.max_prompt
+        self.kv_cache_groups = kv_cache_groups
         self.prefix_cache, self.view.prefix_cache = rules.make_cache(self, host_cache_blocks)
         self.waits = Waits(rules.slots(policy), rules.token_budget(policy))
         depth = rules.steps_in_flight

@@ -82,7 +82,7 @@ def warn_default_blocks(scenario: Scenario, profile: Profile) -> Optional[Note]:
     engine, policy = scenario.engine, scenario.policy["name"]
     if policy in FIXED_BLOCKS or engine.device_memory is not None or "num_blocks" in engine.model_fields_set:
         return None
-    budget = blocks_of_device(profile.about, engine.block_size)
+    budget = blocks_of_device(profile.about, engine.block_size, engine.kv_cache_groups or [])
     file = None if scenario.server_config is None else config_file_of(policy)
     if budget is None and file is not None and file.without_blocks:
         text = file.without_blocks.format(blocks=engine.num_blocks)

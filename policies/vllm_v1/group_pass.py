@@ -1,0 +1,71 @@
+"""The decision of vLLM V1 with KV cache groups: the passes of speculation.py, with the blocks of a cache of groups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Optional
+
+from servesim.core import CachedPrefix, Chunk, Plan, Request, View
+
+from .group_cache import ADMIT, LEAVE, SLIDE, TAKE, Change, GroupCache
+from .speculation import Pass
+from .window_rules import Hit
+
+if TYPE_CHECKING:
+    from .policy import VLLMV1
+
+
+class GroupPass(Pass):
+    """One decision, which lists the changes of the cache in their order."""
+
+    def __init__(self, policy: VLLMV1, view: View, cache: GroupCache) -> None:
+        super().__init__(policy, view)
+        self.cache, self.changes = cache, []
+        self.hit: Optional[Hit] = None  # of the waiting request that is tried
+        in_flight = policy.max_num_batched_tokens * policy.rules().steps_in_flight
+        self.caps = [cache.rules.most(kind, in_flight, self.most) for kind in cache.rules.kinds]
+
+    def run(self) -> Plan:
+        self.cache.start_draft()
+        try:
+            return super().run()
+        finally:
+            self.cache.roll_back()
+
+    def change(self, change: Change) -> None:
+        self.changes.append(change)
+        self.cache.make(change)
+        self.free = self.cache.free
+
+    def missing(self, request: Request, tokens: int) -> int:
+        cache = self.cache
+        table = cache.tables[request]
+        processed = request.cached - cache.newest.get(request, 0)
+        for kind in cache.rules.sliding:
+            if cache.rules.out(kind, processed) > table.gone[kind.groups[0]]:
+                self.change(Change(SLIDE, request, processed))
+                break
+        return max(0, self.blocks(request.cached + tokens) - table.length) * len(table.groups)
+
+    def take(self, request: Request, tokens: int, missing: int) -> None:
+        cache, known = self.cache, min(request.cached + tokens, request.length) - request.in_flight
+        if missing or cache.full_blocks(known) > cache.tables[request].named:
+            self.change(Change(TAKE, request, known, self.blocks(request.cached + tokens)))
+
+    def release(self, victim: Request, tokens: int, blocks: int) -> None:
+        self.change(Change(LEAVE, victim))
+
+    def find(self, request: Request) -> CachedPrefix:
+        self.hit = hit = self.cache.find(request)
+        return CachedPrefix(hit.blocks * self.view.pool.block_size, self.cache.idle_of(request, hit), False, 0)
+
+    def admission_blocks(self, request: Request, prefix: CachedPrefix, blocks: int, is_whole: bool) -> int:
+        rules, hit, need = self.cache.rules, self.hit, prefix.idle_blocks
+        assert hit is not None
+        for kind, cap in zip(rules.kinds, self.caps):
+            most = min(blocks, cap) if is_whole and kind.window is not None else blocks
+            need += max(0, most - hit.blocks) * len(kind.groups)
+        return need
+
+    def admit(self, chunk: Chunk, prefix: CachedPrefix, taken: int) -> None:
+        known = prefix.tokens + chunk.tokens - chunk.drafts
+        self.change(Change(ADMIT, chunk.request, known, chunk.blocks, self.hit))
