@@ -97,6 +97,7 @@ class Session:
         self.policy = policy
         self.decisions = 0
         self.seconds = 0.0  # that decisions took
+        self.windows: list[Optional[int]] = []  # of the KV cache groups; the rules know them
         self._overlaps = False
         self._drafts = 0  # per request and step
         self._requests: list[Request] = []  # by their number in the engine
@@ -114,7 +115,7 @@ class Session:
         if not self.decisions:
             call(
                 self.policy.engine, "engine_start", flags=self.policy.all_flags(), blocks=view.pool.total,
-                block_size=view.pool.block_size, max_model_len=view.max_model_len,
+                block_size=view.pool.block_size, max_model_len=view.max_model_len, windows=self.windows,
             )  # fmt: skip
             rules = self.policy.rules()
             self._overlaps, self._drafts = rules.steps_in_flight > 1, rules.drafts

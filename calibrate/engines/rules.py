@@ -35,7 +35,7 @@ class InstalledRules(EngineRules):
         self.arrival_is_send_time = True
         self.rejects_oversized = False
         self.rejects_full_prompts = True
-        self.one_token_decodes = self.splits_answers = True
+        self.one_token_decodes = self.splits_answers = self.may_have_cache_groups = True
         self.empty_step = 0.001
         self.has_prefix_cache, self.drafts = settings["prefix_cache"], settings["drafts"]
         self.limits: dict[str, int] = {field: settings[field] for field in (SLOTS, BUDGET)}
@@ -50,7 +50,12 @@ class InstalledRules(EngineRules):
     def make_cache(self, state: ServerState, host_blocks: int) -> tuple[Optional[KvCache], Optional[CacheDraft]]:
         if self.drafts:
             state.drafts = Drafts(self.drafts)
-        return (InstalledCache(state.pool), None) if self.has_prefix_cache else NO_CACHE
+        if not (self.has_prefix_cache or state.kv_cache_groups):
+            return NO_CACHE
+        cache = InstalledCache(state.pool)
+        cache.takes_blocks = len(state.kv_cache_groups) > 0  # only the engine knows how many
+        state.view.state.windows = list(state.kv_cache_groups)
+        return cache, None
 
     def preempt(self, state: ServerState, preemption: Preemption, now: float) -> int:
         preemption.request.drafts = 0
