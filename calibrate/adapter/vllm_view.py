@@ -143,7 +143,7 @@ class BlockDraft(CacheDraft):
                 self._used.add(block.block_id)
         self._plan(entry, prefix.tokens + tokens)
 
-    def preempt(self, request: Request, tokens: int) -> int:
+    def preempt(self, request: Request, tokens: int, blocks: int = 0) -> int:
         held = blocks_of(self._scheduler, self._scheduler.requests[request.id])
         self._dropped.update(block.block_id for block in held)
         freed = sum(bool(block.ref_cnt == self._dropped[block.block_id]) for block in held)

@@ -106,7 +106,7 @@ def repeat_drafts(server: Server, drafts: Optional[Mapping[str, Any]]) -> None:
         return
     rows = {id: {written: row for written, *row in rows} for id, rows in drafts["requests"].items()}
     server.drafts.offer = lambda request: rows[str(request.id)].get(request.written, (0, 0))[0]
-    server.drafts.accept = lambda request, count: rows[str(request.id)].get(request.written, (0, 0))[1]
+    server.drafts.accept = lambda request, count: rows[str(request.id)].get(request.written - 1 - count, (0, 0))[1]
 
 
 def replay_intervals(

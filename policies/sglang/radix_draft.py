@@ -52,7 +52,7 @@ class RadixDraft(CacheDraft):
             self._locked[node] = end - node.start
             node, end = node.parent, node.start
 
-    def preempt(self, request: Request, tokens: int) -> int:
+    def preempt(self, request: Request, tokens: int, blocks: int = 0) -> int:
         node = self.cache.nodes.get(request, self.cache.root)
         blocks = request.blocks - node.end
         while node.parent is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
@@ -37,10 +38,14 @@ MODULE = ("python", "-m", "vllm.entrypoints.openai.api_server")  # that `sim cal
 FIELDS = {
     "max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "long_prefill_token_threshold",
     "scheduler_reserve_full_isl", "watermark", "policy", "enable_prefix_caching", "version", "max_num_active_seqs",
-    "long_prefill_token_threshold_adaptive", "async_scheduling",
+    "long_prefill_token_threshold_adaptive", "async_scheduling", "num_speculative_tokens", "speculative_method",
 }  # fmt: skip
 AS_SIMULATED = "as simulated: vLLM's default is to {}; the real server may be faster with it"
 OFFLOADING = "--kv-offloading-size: vLLM copies a block to the host when it is full; simulated: when it is evicted"
+
+DRAFT_MODEL = "DRAFT_MODEL"
+NAME_DRAFTER = f"--speculative-config: write the name or the folder of your draft model for {DRAFT_MODEL}"
+OF_MODEL = {"mtp_modules": "a property of the model"}
 
 
 class Plugin(NamedTuple):
@@ -70,8 +75,16 @@ def v1_flags(scenario: Scenario, policy: Any) -> dict[str, Any]:
         **switch("enable-prefix-caching", policy.enable_prefix_caching),
         "--kv-offloading-size": None if host is None else blocks_gib(scenario, host.blocks),
         **(switch("async-scheduling", policy.async_scheduling) if may_be_async else {}),
+        "--speculative-config": speculative_config(policy),
         "--data-parallel-size": engine.data_parallel_size if engine.data_parallel_size > 1 else None,
     }
+
+
+def speculative_config(policy: Any) -> Optional[str]:
+    """Return the JSON of the drafter; None without one. N-gram drafts and MTP need no further model."""
+    method, tokens = policy.speculative_method, policy.num_speculative_tokens
+    model = {} if method in ("ngram", "mtp") else {"model": DRAFT_MODEL}
+    return json.dumps({"method": method, **model, "num_speculative_tokens": tokens}) if tokens else None
 
 
 def v1_command(scenario: Scenario, model: str = MODEL, plugin: Optional[Plugin] = None) -> Exported:
@@ -82,9 +95,11 @@ def v1_command(scenario: Scenario, model: str = MODEL, plugin: Optional[Plugin] 
     notes = [*added.notes, *memory_notes(scenario), *note_on_whole_prompts(scenario, policy.enable_chunked_prefill)]
     if engine.host_cache is not None:
         notes.insert(0, OFFLOADING)
-    if policy.is_since(DECIDES_ASYNC) and not policy.async_scheduling:
+    if DRAFT_MODEL in str(flags["--speculative-config"]):
+        notes.insert(0, NAME_DRAFTER)
+    if policy.is_since(DECIDES_ASYNC) and not policy.async_scheduling and policy.speculative_method != "ngram":
         notes.insert(0, f"--no-async-scheduling: {AS_SIMULATED.format('plan a step while the last one runs')}")
-    missing = changed_fields(policy, FIELDS | set(added.fields), added.not_expressed)
+    missing = changed_fields(policy, FIELDS | set(added.fields), {**OF_MODEL, **added.not_expressed})
     missing += changed_engine_keys(engine, ENGINE_KEYS)
     if not policy.is_since(ANY_BLOCK_SIZE):
         sizes = (*BLOCK_SIZES, 256) if policy.is_since((0, 11, 1)) else BLOCK_SIZES

@@ -122,6 +122,11 @@ class GroupCache(KvCache):
     def idle_blocks(self) -> int:
         return self.idle
 
+    @property
+    def shares(self) -> bool:
+        """False: what it knows when a step returns, the rows of the step tell it in their order."""
+        return False
+
     # -- Changes of one thing ------------------------------------------------------------------------------------------
 
     def _note(self, *undo: Any) -> None:

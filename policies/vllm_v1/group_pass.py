@@ -18,7 +18,7 @@ class GroupPass(Pass):
     """One decision, which lists the changes of the cache in their order."""
 
     def __init__(self, policy: VLLMV1, view: View, cache: GroupCache) -> None:
-        super().__init__(policy, view)
+        super().__init__(policy, view, one_by_one=True)
         self.cache, self.changes = cache, []
         self.hit: Optional[Hit] = None  # of the waiting request that is tried
         in_flight = policy.max_num_batched_tokens * policy.rules().steps_in_flight

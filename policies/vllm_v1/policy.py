@@ -171,12 +171,12 @@ class VLLMV1(Policy):
         threshold = self.long_prefill_token_threshold
         if max_model_len is not None and threshold > max_model_len:
             refusals.append(f"long_prefill_token_threshold ({threshold}) is above max_model_len ({max_model_len})")
-        drafting = self.drafting
-        if drafting.prefill_lookahead > max(1, block_size) and self.enable_prefix_caching:
-            refusals.append(f"num_speculative_tokens ({drafting.tokens}) is above block_size ({block_size}) with mtp")
         interval = self.prefix_cache_retention_interval
         if interval and interval % block_size:
             refusals.append(f"prefix_cache_retention_interval ({interval}) is no multiple of block_size ({block_size})")
+        drafting = self.drafting
+        if drafting.prefill_lookahead > max(1, block_size) and self.enable_prefix_caching:
+            refusals.append(f"num_speculative_tokens ({drafting.tokens}) is above block_size ({block_size}) with mtp")
         active = self.max_num_active_seqs
         if active is not None and active > self.max_num_seqs:
             refusals.append(f"max_num_active_seqs ({active}) is above max_num_seqs ({self.max_num_seqs})")

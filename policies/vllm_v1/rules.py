@@ -7,6 +7,8 @@ from typing import NamedTuple, Optional
 from servesim.core import CacheDraft, Chunk, Plan, Policy, Preemption, Request
 from servesim.core.native import mypyc_attr
 from servesim.engine.caching_rules import CachingRules
+from servesim.engine.cohort import Cohort
+from servesim.engine.draft_cohort import DraftCohort
 from servesim.engine.drafts import Drafts
 from servesim.engine.kv_cache import KvCache
 from servesim.engine.prefix_cache import PrefixCache
@@ -123,21 +125,25 @@ class VLLMRules(CachingRules):
             blocks = blocks or preemption.request._blocks
         return state.preempt(preemption, now, self.drops_tokens_in_flight, tokens, last, blocks)
 
+    def make_cohort(self, block_size: int, one_by_one: bool) -> Cohort:
+        if self.drafting is NO_DRAFTS and not one_by_one:
+            return super().make_cohort(block_size, one_by_one)
+        cohort = DraftCohort(block_size, Drafts(self.drafting.tokens), self.drafting.lookahead)
+        cohort.enabled = not one_by_one
+        return cohort
+
     def make_cache(self, state: ServerState, host_blocks: int) -> tuple[Optional[KvCache], Optional[CacheDraft]]:
         if state.kv_cache_groups:
             interval = getattr(state.policy, "prefix_cache_retention_interval", 0)
             rules = WindowRules(state.kv_cache_groups, state.pool.block_size, interval, self.drafting)
-            state.drafts = Drafts(self.drafting.tokens)  # every request advances on its own
             groups = GroupCache(
                 state.pool, rules, self.has_prefix_cache, self.counts_preempted_apart, self.appends_all
             )
             return groups, GroupDraft(groups)
         made = super().make_cache(state, host_blocks)
-        if self.drafting is not NO_DRAFTS:
-            state.drafts = Drafts(self.drafting.tokens)
-            cache = made[0]
-            if isinstance(cache, PrefixCache):
-                cache.named, cache.tree.is_told = {}, True
-                cache.drops_last = self.drafting.drops_last_hit
-                cache.unnamed = max(0, self.drafting.prefill_lookahead - 1)
+        cache = made[0]
+        if self.drafting is not NO_DRAFTS and isinstance(cache, PrefixCache):
+            cache.named, cache.tree.is_told = {}, True
+            cache.drops_last = self.drafting.drops_last_hit
+            cache.unnamed = max(0, self.drafting.prefill_lookahead - 1)
         return made

@@ -1,13 +1,27 @@
 """The scheduler of vLLM V1 with speculative decoding: a decode computes its last token and its drafts.
 
-Every request is scheduled one by one, because each may get another number of tokens.
+If tokens and blocks suffice, all decoding requests verify all their drafts. Otherwise every request is scheduled one by
+one, because each may get another number of tokens.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Optional
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, Any, Final, Optional
 
-from servesim.core import FOREVER, NOT_CACHED, CachedPrefix, Chunk, Plan, Preemption, Request, View
+from servesim.core import (
+    DECODE_PAST_FINISH,
+    DECODE_UNTIL_FINISH,
+    FOREVER,
+    NOT_CACHED,
+    CachedPrefix,
+    Chunk,
+    Plan,
+    Preemption,
+    Request,
+    View,
+)
+from servesim.policies.vllm_common import prefilling_is_last
 
 from .rules import Unscheduled
 
@@ -15,10 +29,14 @@ if TYPE_CHECKING:
     from .policy import VLLMV1
 
 
+NO_PROMPTS: Final[AbstractSet[Request]] = frozenset()
+DECODE_ONCE: Final = Plan(decode=True)
+
+
 class Pass:
     """One decision: what is left for further requests, and what it has planned."""
 
-    def __init__(self, policy: VLLMV1, view: View) -> None:
+    def __init__(self, policy: VLLMV1, view: View, one_by_one: bool = False) -> None:
         self.policy, self.view, self.drafting = policy, view, policy.drafting
         self.tokens = self.inputs = policy.max_num_batched_tokens
         self.free = view.pool.free
@@ -27,17 +45,19 @@ class Pass:
         self.max_chunk = policy.max_chunk(len(view.running) + len(view.waiting) or 1)
         self.scheduled: dict[Request, Chunk] = {}  # in batch order
         self.preempt: list[Preemption] = []
+        self.prompts = set(view.prefilling) if len(view.prefilling) else NO_PROMPTS
         self.in_prompt = False  # a request that is scheduled was in the middle of its prompt
         self.changes: Optional[list[Any]] = None  # of a cache that takes the blocks itself
+        self.decodes = not one_by_one and self._decode_all()
 
     @property
     def room(self) -> int:
         """The most tokens of one more request."""
         return min(self.tokens, self.inputs - self.drafting.slots)
 
-    def spend(self, tokens: int) -> None:
+    def spend(self, tokens: int, rows: int = 1) -> None:
         self.tokens -= tokens
-        self.inputs -= tokens + self.drafting.slots
+        self.inputs -= tokens + self.drafting.slots * rows
 
     def blocks(self, tokens: int) -> int:
         """Return the blocks of a request with these computed tokens, and of what the drafter writes."""
@@ -59,20 +79,42 @@ class Pass:
         return self.cut(request.length - in_flight - cached, tokens)
 
     def run(self) -> Plan:
-        cache = self.view.prefix_cache
+        view, cache = self.view, self.view.prefix_cache
         if cache is not None:
             cache.start(decodes=False)
-        goes_on = self._schedule_running()
-        chunks = list(self.scheduled.values())
-        if goes_on and not self.preempt:
+        goes_on = self._schedule_running(list(view.prefilling if self.decodes else view.running))
+        if self.decodes and self.preempt:  # the victim may be one that decodes
+            return Pass(self.policy, view, one_by_one=True).run()
+        chunks, may_grow = list(self.scheduled.values()), False
+        if goes_on and not self.preempt and len(view.waiting):
             if cache is not None:
-                cache.start(chunks, decodes=False)
-            self._admit(chunks)
-        return Plan(preempt=self.preempt, chunks=chunks, extra=self.changes)
+                cache.start(chunks, self.decodes)
+            may_grow = self._admit(chunks)
+        if chunks or not self.decodes:
+            return Plan(preempt=self.preempt, chunks=chunks, decode=self.decodes and "first", extra=self.changes)
+        if may_grow:
+            return DECODE_ONCE
+        return DECODE_UNTIL_FINISH if len(view.waiting) else DECODE_PAST_FINISH
 
-    def _schedule_running(self) -> bool:
+    def _decode_all(self) -> bool:
+        """Take what the decoding requests need for all their drafts. Return False if that is not possible."""
+        view, rows, need = self.view, self.view.decoding, self.view.decode_block_need
+        tokens = rows * (1 + self.drafting.tokens)
+        if not rows or need > self.free or tokens > self.tokens or tokens + rows * self.drafting.slots > self.inputs:
+            return False
+        if 1 + self.drafting.tokens > self.max_chunk or not prefilling_is_last(view.running, view.prefilling):
+            return False
+        if len(view.running) > rows + len(view.prefilling):  # they await their end, or get other drafts
+            for request in view.running:
+                if not request.decodes and request not in self.prompts and self.running_tokens(request) > 0:
+                    return False
+        self.spend(tokens, rows)
+        self.free -= need
+        return True
+
+    def _schedule_running(self, running: list[Request]) -> bool:
         """Schedule running requests. Return whether waiting ones may follow."""
-        running, index = list(self.view.running), 0
+        index = 0
         while index < len(running) and self.room > 0:
             request = running[index]
             tokens = self.running_tokens(request)
@@ -89,7 +131,7 @@ class Pass:
                     self.preempt[first:] = [frees_last(gone) for gone in self.preempt[first:]]
                     return False
             drafts = max(0, min(tokens + request.cached - request.length, request.drafts))
-            self.in_prompt = self.in_prompt or request.pending > 1 or not request.written
+            self.in_prompt = self.in_prompt or request in self.prompts
             self.scheduled[request] = Chunk(request, tokens, request.blocks + missing, drafts=drafts)
             self.take(request, tokens, missing)
             self.spend(tokens)
@@ -121,14 +163,14 @@ class Pass:
             self.tokens += tokens
             self.inputs += tokens + self.drafting.slots
 
-    def _admit(self, chunks: list[Chunk]) -> None:
-        """Add the first chunks of waiting requests."""
+    def _admit(self, chunks: list[Chunk]) -> bool:
+        """Add the first chunks of waiting requests. Return whether the head may soon find more cached blocks."""
         policy, view, pool = self.policy, self.view, self.view.pool
         seats = (policy.max_num_active_seqs or policy.max_num_seqs) - len(view.running)
-        watermark = int(policy.watermark * (pool.total + 1))
+        watermark, prefix = int(policy.watermark * (pool.total + 1)), NOT_CACHED
         for request in view.waiting:
             if seats <= 0 or self.room <= 0:
-                return
+                break
             prefix = self.find(request)
             cached = prefix.tokens
             missing = request.length - cached
@@ -136,10 +178,10 @@ class Pass:
             if missing == 1 and self._pads(cached):
                 drafts = self.drafting.tokens
                 if 1 + drafts > self.room:
-                    return
+                    break
                 tokens += drafts
             elif tokens > self.room and not policy.enable_chunked_prefill:
-                return
+                break
             tokens = min(tokens, self.room)
             tokens = tokens if drafts else self.cut(missing, tokens)
             need = taken = self.admission_blocks(request, prefix, self.blocks(cached + tokens), False)
@@ -147,11 +189,12 @@ class Pass:
                 whole = pool.blocks_for(min(request.length, self.most))
                 need = max(need, self.admission_blocks(request, prefix, whole, True))
             if tokens <= 0 or need + (watermark if view.running or chunks else 0) > self.free:
-                return
+                break
             self.spend(tokens)
             chunks.append(Chunk(request, tokens, self.blocks(cached + tokens), cached, drafts))
             self.admit(chunks[-1], prefix, taken)
             seats -= 1
+        return prefix.may_grow
 
     def find(self, request: Request) -> CachedPrefix:
         """Return what the cache has of a waiting request."""
@@ -173,7 +216,7 @@ class Pass:
         return (
             self.drafting.tokens > 0
             and not self.in_prompt
-            and (bool(self.scheduled) or cached > 0)
+            and (self.decodes or bool(self.scheduled) or cached > 0)
             and cached + 2 + self.drafting.tokens <= self.most
         )
 

@@ -32,6 +32,8 @@ def register(commands: Any) -> None:
     options.add(server, {"--engine NAME": "the engine"}, choices=ENGINES, default="vllm")
     options.add(server, {"--profile NAME": "measured profile, instead of model and device: bundled name or folder"})
     options.add_names(recommend)
+    options.add(server, {"--speculative DRAFTS": "also try 1, 3 and 5 drafts per step: method and acceptance rate, "
+                         "e.g. eagle:0.7"})  # fmt: skip
     load = recommend.add_argument_group("load")
     options.add(load, {"--rate RATE": "requests per second"}, type=float)
     options.add(load, {
@@ -65,6 +67,7 @@ def print_answer(args: argparse.Namespace) -> int:
     from servesim.config.cluster import make_router
     from servesim.config.export import export_scenario
     from servesim.costs.public_models import alias_note
+    from servesim.study.draft_question import parse_drafts
     from servesim.study.executor import open_executor
     from servesim.study.fleet_question import FleetOptions
     from servesim.study.progress import Progress
@@ -74,6 +77,7 @@ def print_answer(args: argparse.Namespace) -> int:
     for name in args.router:
         make_router({"name": name}, "--router")
     keys = {**profile_key(args), **load_key(args), **price_key(args)}
+    keys |= {"speculative": parse_drafts(args.speculative)} if args.speculative else {}
     question = Question(args.engine, keys, args.subject_to, FleetOptions(args.replicas, args.router))
     print_note(args, *filter(None, [alias_note(args.named_device or "")]))
     folder = Path(args.folder) if args.folder else free_folder()

@@ -18,14 +18,14 @@ PROGRESS_FIELDS = (
     "cached_tokens", "outcome", "reason", "visible_at", "received", "scheduled", "first_token", "last_token", "finish",
     "client_end", "queued", "prefilling", "decoding", "swapped", "state_since",
     "_written", "_cached", "_blocks", "_cohort", "_joined_step", "_finish_step", "_joined_busy_s",
-    "_in_prefilling", "_in_flight", "_admission", "drafts", "draft_rows",
+    "_in_prefilling", "_in_flight", "_admission", "drafts", "luck",
 )  # fmt: skip
 
 
 class DecodeCohort:
     """The decoding requests of a server, as requests and policies see them. The engine has the rest in `Cohort`."""
 
-    __slots__ = ("context", "groups", "in_flight", "max_length", "size", "steps")
+    __slots__ = ("context", "groups", "in_flight", "max_length", "size", "steps", "width")
 
     def __init__(self) -> None:
         self.size = 0  # sequences: most requests have one
@@ -34,6 +34,7 @@ class DecodeCohort:
         self.groups: list[Request] = []  # those with several sequences
         self.steps = 0  # decode steps of the cohort so far
         self.in_flight = 0  # of these, steps that have not returned; always 0 if the engine waits for each step
+        self.width = 1  # tokens of a sequence in a step; more with drafts
 
     def blocks_needed(self, ahead: int = 0) -> int:
         """Return the new blocks of the next step, or of the step `ahead` steps after it."""
@@ -152,7 +153,7 @@ class Request(ClientRequest):
         self._cohort: Optional[DecodeCohort] = None
         self._admission = 0  # number of its newest admission in its server, or of its new place in the running queue
         self.drafts = 0  # guesses of its next tokens (speculative decoding)
-        self.draft_rows = 0  # its rows with guesses so far, without padded ones
+        self.luck = 0  # its newest random number that says which of them are right; 0: none yet
         self._in_prefilling = False  # whether it is in its server's prefilling queue
         self._in_flight = 0  # tokens in flight, without those of the cohort
 

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from typing import Any, Final, Optional
 
 from servesim.core import Request
+from servesim.core.limits import MAX_DRAFTS
 
 MASK: Final = 2**64 - 1
+MODULUS: Final = 2**31 - 1
+MULTIPLIER: Final = 48271
 
 
 def uniform(key: int, name: Any, number: int) -> float:
@@ -22,29 +25,43 @@ def uniform(key: int, name: Any, number: int) -> float:
 class Acceptance:
     """How many drafts the model accepts.
 
-    One random number decides about all drafts of a row, so a row with fewer drafts accepts the same first ones.
+    One random number decides about all drafts of a row, so a row with fewer drafts accepts the same first ones. The
+    numbers of a request are a Lehmer sequence: cheap, because every row of a run needs one.
     """
 
     def __init__(self, key: int, rate: Optional[float], rates: Sequence[float] = ()) -> None:
         self.key = key  # of the random stream
         self.rate = rate  # of each draft, if those before it are accepted; None: that of the request
-        self.rates = rates  # of all drafts up to a position, in place of this rate
+        self.bounds = bounds_of(rates)  # a smaller number accepts the draft at this position
+        if not rates and rate is not None:
+            self.bounds = bounds_of(powers(rate))
+        self._bounds_at: dict[float, list[int]] = {}  # by rates of requests
 
     def accept(self, request: Request, drafts: int) -> int:
         """Return how many drafts of the next row of a request are accepted."""
-        chance, count = uniform(self.key, request.id, request.draft_rows), 0
-        request.draft_rows += 1
-        if self.rates:
-            while count < drafts and chance < self.rates[count]:
-                count += 1
-            return count
-        rate = request.acceptance if self.rate is None else self.rate
-        assert rate is not None, f"{request} has no acceptance"
-        bound = rate
-        while count < drafts and chance < bound:
+        luck = request.luck or 1 + int(uniform(self.key, request.id, 0) * (MODULUS - 1))
+        request.luck = luck = luck * MULTIPLIER % MODULUS
+        bounds, count = self.bounds or self._bounds_of(request), 0
+        while count < drafts and luck < bounds[count]:
             count += 1
-            bound *= rate
         return count
+
+    def _bounds_of(self, request: Request) -> list[int]:
+        rate = request.acceptance
+        assert rate is not None, f"{request} has no acceptance"
+        bounds = self._bounds_at.get(rate)
+        if bounds is None:
+            bounds = self._bounds_at[rate] = bounds_of(powers(rate))
+        return bounds
+
+
+def powers(rate: float) -> list[float]:
+    return [rate ** (count + 1) for count in range(MAX_DRAFTS)]
+
+
+def bounds_of(rates: Sequence[float]) -> list[int]:
+    """Return the bounds of numbers from 1 to MODULUS - 1 that are drawn at these rates."""
+    return [1 + int(rate * (MODULUS - 1)) for rate in rates]
 
 
 class Proposals:

@@ -42,22 +42,29 @@ class Draft(CacheDraft):
             self.cache.host.settle()
         if self._planned:
             self._planned.clear()
-        self._decoding_before = FOREVER if decodes else 0
+        told = self.cache.named is not None  # with drafts
+        self._decoding_before = FOREVER if decodes and not told else 0
         for chunk in chunks:
             request = chunk.request
             holding = self.cache.holdings.get(request)
-            if holding is not None and not request.decodes:
+            if holding is not None and (told or not request.decodes):
                 self._decoding_before = min(self._decoding_before, request._admission)
                 known = request._cached + chunk.tokens
-                if self.cache.named is not None:  # drafts, and tokens whose values are not known yet
-                    known = min(known, request.length) - request.in_flight - self.cache.unnamed
-                self._plan(holding.text, known)
+                self._plan(holding.text, self._known(request, known) if told else known)
+        if told and decodes:
+            for holding in self.cache.holdings.values():
+                if holding.request.decodes:
+                    self._plan(holding.text, self._known(holding.request, FOREVER))
         if decodes and self._decoding_before < FOREVER:  # those that decode behind it cache their blocks later
             for holding in reversed(self.cache.holdings.values()):  # the newest first
                 if holding.request._admission <= self._decoding_before:
                     break
                 if holding.request.decodes:
                     self._plan(holding.text, self.cache.tree.known_tokens(holding.request, FOREVER))
+
+    def _known(self, request: Request, computed: int) -> int:
+        """Return the tokens that a step of a request with drafts tells the cache."""
+        return min(computed, request.length) - request.in_flight - self.cache.unnamed
 
     def _plan(self, text: Text, tokens: int) -> None:
         blocks = tokens // self.cache.pool.block_size

@@ -31,13 +31,15 @@ class Cohort(DecodeCohort):
 
     __slots__ = (
         "_finish_steps", "_finishing", "_longest", "_members_at", "_reserved", "block_offsets", "block_size", "busy",
-        "flight", "known", "last_end", "new_members", "next_finish", "pairs_run", "rows_run", "tracks_longest",
+        "flight", "known", "last_end", "new_members", "next_finish", "pairs_run", "rows_run", "steps_run",
+        "tracks_longest",
     )  # fmt: skip
 
     def __init__(self, block_size: int) -> None:
         super().__init__()
         self.block_size = block_size  # tokens per block
         self.busy = 0.0  # seconds of steps in which they decoded
+        self.steps_run = 0  # with drafts: steps so far, which `steps` does not count
         self.rows_run = 0  # rows of all steps so far
         self.pairs_run = 0  # sum of their context tokens in all steps so far, with the new token itself
         self.last_end: Optional[float] = None  # when the last step ended

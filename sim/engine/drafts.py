@@ -7,13 +7,15 @@ step is in flight, all drafts count as accepted (`Request.written`, `cached`, `i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Callable, Optional
+from typing import Callable, Final, Optional
 
 from servesim.core import Chunk, Request
 
+from .acceptance import Acceptance
 from .step import Verified
 
 Accept = Callable[[Request, int], int]  # of the next row of a request with drafts: how many the model accepts
+UNKNOWN: Final = -1  # accepted drafts of a row that has not returned
 
 
 class Drafts:
@@ -21,36 +23,65 @@ class Drafts:
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens  # drafts per step
-        self.accept: Accept = accept_none
+        self._accept: Accept = accept_none
+        self._model: Optional[Acceptance] = None
         self.offer: Optional[Callable[[Request], int]] = None  # drafts after a step; None: always all
-        self.rows = 0
         self.drafted = 0
-        self.accepted = 0
+        self.counts = [0] * (tokens + 1)  # rows by accepted drafts
         self.lost = 0  # drafts behind the end of an answer: accepted ones, and those of rows that are thrown away
-        self.accepted_at = [0] * tokens  # by position
 
-    def launch(self, chunk: Chunk, overlaps: bool) -> Verified:
+    @property
+    def rows(self) -> int:
+        """Rows with drafts that have returned."""
+        return sum(self.counts)
+
+    @property
+    def accepted(self) -> int:
+        return sum([accepted * rows for accepted, rows in enumerate(self.counts)])
+
+    @property
+    def accepted_at(self) -> list[int]:
+        """Accepted drafts by position."""
+        return [sum(self.counts[position + 1 :]) for position in range(self.tokens)]
+
+    def draw(self, request: Request, drafts: int) -> int:
+        """Return how many drafts of a row that returns are accepted."""
+        model = self._model  # compiled, a method is faster than any callable
+        return min(self._accept(request, drafts), drafts) if model is None else model.accept(request, drafts)
+
+    @property
+    def accept(self) -> Accept:
+        return self._accept
+
+    @accept.setter
+    def accept(self, accept: Accept) -> None:
+        self._accept, self._model = accept, None
+
+    def use(self, model: Acceptance) -> None:
+        """Accept as many drafts as this model says."""
+        self._accept, self._model = model.accept, model
+
+    def launch(self, chunk: Chunk, overlaps: bool, decodes: bool) -> Verified:
         """Count the drafts of a chunk as accepted. Return what the step will return."""
         request, drafts = chunk.request, chunk.drafts
         padded = drafts > request.drafts
-        accepted = min(self.accept(request, drafts), drafts) if drafts and not padded else 0
         request._written += 1 + drafts
         request._in_flight += 1 + drafts
         request.drafts = self.tokens if overlaps else 0
-        return Verified(request, drafts, accepted)
+        return Verified(request, drafts, 0 if padded or not drafts else UNKNOWN, decodes)
 
     def offered(self, request: Request) -> int:
         """Return how many tokens the drafter guesses for the next step of a request."""
         return self.tokens if self.offer is None else self.offer(request)
 
-    def count(self, row: Verified) -> None:
-        """Count a row that has returned."""
+    def returned(self, row: Verified) -> int:
+        """Count a row that has returned. Return how many drafts were accepted."""
+        if row.accepted == UNKNOWN:
+            row.accepted = self.draw(row.request, row.drafts)
         if row.drafts:
-            self.rows += 1
             self.drafted += row.drafts
-            self.accepted += row.accepted
-            for position in range(row.accepted):
-                self.accepted_at[position] += 1
+            self.counts[row.accepted] = self.counts[row.accepted] + 1
+        return row.accepted
 
 
 def draft_metrics(servers: Sequence[Drafts]) -> dict[str, float]:

@@ -137,6 +137,11 @@ class KvCache:
         are one token further.
         """
 
+    @property
+    def shares(self) -> bool:
+        """Whether a request may find blocks of running ones."""
+        return True
+
     def note_known(self, request: Request) -> None:
         """Note that a step has returned whose drafts were verified: its accepted tokens are known."""
 

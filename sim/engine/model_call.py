@@ -26,9 +26,12 @@ from operator import attrgetter
 from servesim.core import Request
 
 from .cohort import NO_MEMBERS
+from .draft_cohort import DraftCohort
 from .groups import group_of
 from .server import Server
-from .step import NO_REQUESTS, Step
+from .shape import runs_as_decode
+from .step import NO_REQUESTS, NO_ROWS, Step, Verified
+from .work_totals import KindTotals
 
 
 def launch(server: Server, step: Step, end: float) -> None:
@@ -53,6 +56,9 @@ def put_in_flight(server: Server, step: Step) -> None:
 def launch_decodes(server: Server, step: Step) -> None:
     """Count the decodes of a step, or of all the equal steps that it stands for. The last one is in flight."""
     cohort = server.cohort
+    if server.draft_cohort is not None:
+        server.draft_cohort.launch(step)
+        return
     if server.overlaps:
         _note_known_tokens(server)
     cohort.flight = step
@@ -104,16 +110,16 @@ def count_decodes(server: Server, step: Step, steps: int) -> None:
 
 def _launch_chunks(server: Server, step: Step) -> None:
     """Count the chunks. Requests whose prompt is complete join the cohort."""
+    if server.draft_cohort is not None:
+        _launch_verified(server, server.draft_cohort, step)
+        return
     sampled = []
-    totals = server.work.start_prompts(step.decode_rows, step.context)
+    totals = server.work.start_prompts(step.decode_rows, step.context + step.decode_rows)
     for chunk in step.chunks:
         request, tokens = chunk.request, chunk.tokens
         request._cached = cached = request._cached + tokens
         totals.add_prompt(tokens, cached)
         if cached < request.prompt + request._written:
-            continue
-        if server.drafts is not None:
-            step.verified = [*step.verified, server.drafts.launch(chunk, server.overlaps)]
             continue
         request._written = written = request._written + 1
         request._in_flight = 1
@@ -129,6 +135,33 @@ def _launch_chunks(server: Server, step: Step) -> None:
         _sort(step.ends)
     if server.may_fail:
         step.requests = [*step.requests, *(chunk.request for chunk in step.chunks)]
+
+
+def _launch_verified(server: Server, cohort: DraftCohort, step: Step) -> None:
+    """Count the chunks of a server with drafts. Those that complete a prompt, or decode, are rows of their own."""
+    width, rows = cohort.width, step.decode_rows
+    tokens, pairs = rows * width, width * step.context + rows * (width * (width + 1) // 2)
+    alone = KindTotals()
+    prompts: list[tuple[int, int]] = []
+    for chunk in step.chunks:
+        request, decodes = chunk.request, runs_as_decode(chunk, server.rules)
+        request._cached = cached = request._cached + chunk.tokens
+        if decodes:
+            alone.add_prompt(chunk.tokens, cached)
+        else:
+            prompts.append((chunk.tokens, cached))
+        if cached >= request.prompt + request._written:
+            if request._in_prefilling:
+                server.remove_from_prefilling(request)
+            step.note_row(cohort.drafts.launch(chunk, server.overlaps, decodes))
+    if alone.prompts:
+        cohort.count_rows(alone.prompt_tokens, alone.prompt_pairs, not rows)
+    if prompts:
+        totals = server.work.start_prompts(tokens + alone.prompt_tokens, pairs + alone.prompt_pairs)
+        for count, cached in prompts:
+            totals.add_prompt(count, cached)
+    if server.may_fail:
+        step.requests = [chunk.request for chunk in step.chunks]
 
 
 def _fork(server: Server, request: Request) -> bool:
@@ -189,7 +222,12 @@ def deliver(server: Server, step: Step, now: float) -> list[Request]:
         server.flight.before = None
     seconds = now - step.start
     if step.decode_rows:
-        server.cohort.in_flight -= 1
+        if server.draft_cohort is None:
+            server.cohort.in_flight -= 1
+        else:
+            accepted = server.draft_cohort.deliver(step)
+            server.tokens_generated += accepted
+            server.kv_use.tokens += accepted - step.rows * server.draft_cohort.drafts.tokens
         _deliver_rows(server, step, now)
         if step.left:
             for request in step.left:
@@ -207,8 +245,8 @@ def deliver(server: Server, step: Step, now: float) -> list[Request]:
     if step.paused:
         for request in step.paused:
             request._joined_busy_s = server.cohort.busy
-    if step.verified:
-        _deliver_verified(server, step, now)
+    if server.draft_cohort is not None:
+        _deliver_verified(server, server.draft_cohort, step, now)
     finished = _finished(server, step) if step.ends or step.fails else NO_REQUESTS
     server.rules.process_results(server, step, finished, now)
     return finished
@@ -231,10 +269,12 @@ def _deliver_rows(server: Server, step: Step, now: float) -> None:
 
 
 def _deliver_chunks(server: Server, step: Step, now: float, seconds: float) -> None:
-    (server.work.mixed if step.decode_rows else server.work.prefill).seconds += seconds
+    if step.kind != "decode":
+        (server.work.mixed if step.decode_rows or step.decode_chunks else server.work.prefill).seconds += seconds
+    decoding = {row.request for row in step.verified if row.decodes} if step.decode_chunks else NO_MEMBERS
     for chunk in step.chunks:
         request = chunk.request
-        if request.status == "done":  # aborted or failed meanwhile
+        if request.status == "done" or request in decoding:  # aborted or failed meanwhile, or not a prompt
             continue
         request.prefilling += seconds
         if request.status != "running":  # preempted meanwhile: its prompt was computed until now
@@ -251,38 +291,59 @@ def _deliver_chunks(server: Server, step: Step, now: float, seconds: float) -> N
     server.tokens_generated += len(step.sampled)
 
 
-def _deliver_verified(server: Server, step: Step, now: float) -> None:
-    """Record the tokens of requests whose drafts were verified: the accepted ones and one more."""
-    drafts, cache = server.drafts, server.prefix_cache
-    assert drafts is not None
+def _deliver_verified(server: Server, cohort: DraftCohort, step: Step, now: float) -> None:
+    """Record the tokens of rows of their own with drafts: the accepted ones and one more. Some requests join."""
+    if step.decode_chunks and not step.decode_rows:
+        cohort.busy += now - step.start
     for row in step.verified:
-        request, tokens = row.request, 1 + row.accepted
-        rejected = row.drafts - row.accepted
-        drafts.count(row)
-        if request.status == "running":
-            request._cached -= rejected
-            server.kv_use.tokens -= rejected
-        request._written -= rejected
-        request._in_flight -= 1 + row.drafts
-        known = request._written - request._in_flight
-        if known > request.stop_at:
-            tokens -= known - request.stop_at
-            request._written -= known - request.stop_at
-            drafts.lost += row.accepted - min(tokens, row.accepted)
-        if request.first_token is None:
-            request.first_token = now
-        else:
-            assert request.last_token is not None
-            server.token_gaps.add(now - request.last_token, 1)
-        request.last_token = now
-        server.tokens_generated += tokens
-        is_running = request.status == "running"
-        if is_running and server.overlaps and cache is not None:
+        _deliver_row(server, cohort, step, row, now)
+    cache, newest = server.prefix_cache, server.flight
+    if server.ends_in_batch_order:
+        _sort(step.ends)
+    if server.overlaps and cache is not None and cache.shares:
+        for request in server.running:
             cache.note_known(request)
-        if known >= request.stop_at:
-            step.note_end(request)
-        elif is_running and not server.overlaps:
-            request.drafts = drafts.offered(request)
+    rows = step.verified if not server.overlaps else NO_ROWS if newest is None else newest.verified
+    for row in rows:
+        request = row.request
+        if request.status == "running" and request._cohort is None and request.drafts == cohort.drafts.tokens:
+            cohort.join(request)
+
+
+def _deliver_row(server: Server, cohort: DraftCohort, step: Step, row: Verified, now: float) -> None:
+    drafts, cache, request = cohort.drafts, server.prefix_cache, row.request
+    is_running, accepted = request.status == "running", drafts.returned(row)
+    tokens, rejected = 1 + accepted, row.drafts - accepted
+    if is_running:
+        request._cached -= rejected
+        server.kv_use.tokens -= rejected
+    else:
+        request.state_since = now
+    request._written -= rejected
+    request._in_flight -= 1 + row.drafts
+    excess = request._written - request._in_flight - request.stop_at
+    if excess > 0:
+        tokens -= excess
+        request._written -= excess
+        drafts.lost += accepted - min(tokens, accepted)
+    if request.first_token is None:
+        request.first_token = now
+    else:
+        assert request.last_token is not None
+        server.token_gaps.add(now - request.last_token, 1)
+    request.last_token = now
+    if row.decodes:
+        request.decoding += now - step.start
+    server.tokens_generated += tokens
+    if is_running and server.overlaps and cache is not None and not cache.shares:
+        cache.note_known(request)
+    if excess >= 0:
+        step.note_end(request)
+    elif is_running and not server.overlaps:
+        request.drafts = drafts.offered(request)
+    if request._cohort is not None:
+        request._joined_busy_s = cohort.busy
+        cohort.settle(request, rejected)
 
 
 def _finished(server: Server, step: Step) -> list[Request]:
@@ -302,7 +363,7 @@ def _finished(server: Server, step: Step) -> list[Request]:
 def count_kv_use(server: Server, step: Step) -> None:
     """Count the blocks and the tokens that requests hold during a model call."""
     use, blocks = server.kv_use, server.pool.held
-    use.tokens += step.decode_rows
+    use.tokens += step.decode_rows * server.cohort.width
     for chunk in step.chunks:
         use.tokens += chunk.tokens
     use.token_sum += use.tokens

@@ -8,6 +8,7 @@ from servesim.core import NO_MOVES, Chunk, Plan, Request
 
 from .groups import group_of
 from .server import Server
+from .shape import runs_as_decode
 from .step import Step
 
 
@@ -24,9 +25,12 @@ def start_step(server: Server, plan: Plan, now: float) -> Step:
     if plan.decode:  # before the chunks: with a prefix cache, the order in which requests get blocks matters
         _decode(server, step)
         if not chunks and not server.cohort.groups:  # a group may fork or drop sequences in every step
-            step.hold = plan.hold.steps
+            step.hold = plan.hold.steps if server.drafts is None else 0
     elif chunks and server.cohort.size:
-        _decode_some(server, chunks, step)
+        if server.draft_cohort is not None:
+            server.draft_cohort.leave_all()
+        else:
+            _decode_some(server, chunks, step)
     decode_blocks = free - server.pool.free
     if chunks:
         _start_chunks(server, chunks, step)
@@ -92,7 +96,7 @@ def _start_chunks(server: Server, chunks: Sequence[Chunk], step: Step) -> None:
         pending = request.prompt + request._written - cached
         assert 0 < tokens <= pending + chunk.drafts, f"a chunk has {tokens} tokens, {request} has {pending} pending"
         if request.status != "running":
-            server.admit(request, step, tokens < pending or server.drafts is not None)
+            server.admit(request, step, tokens < pending)
         needed = -(-(cached + tokens) // pool.block_size)
         if needed < blocks:
             needed = blocks
@@ -111,6 +115,8 @@ def _start_chunks(server: Server, chunks: Sequence[Chunk], step: Step) -> None:
         step.copied_blocks += cache.host.take_copied()
     assert pool.free + pool.evictable >= 0, f"the plan needs {-pool.free - pool.evictable} more blocks than are free"
     step.chunks = [chunk for chunk in chunks if chunk.request._cohort is None] if has_decodes else chunks
+    if server.drafts is not None or server.draft_cohort is not None:
+        step.decode_chunks = sum([runs_as_decode(chunk, server.rules) for chunk in chunks])
 
 
 def _use_cached(server: Server, chunk: Chunk, decodes: bool) -> int:
@@ -132,13 +138,28 @@ def _decode(server: Server, step: Step) -> None:
     step.decode_rows, step.context = cohort.size, cohort.context
     if cohort.tracks_longest:
         step.longest = cohort.longest
-    pool.free -= cohort.block_offsets[-cohort.steps % cohort.block_size]
+    if server.draft_cohort is not None:
+        _name_known(server)
+        step.drafts = cohort.size * (cohort.width - 1)
+        pool.free -= server.draft_cohort.take_blocks()
+    else:
+        pool.free -= cohort.block_offsets[-cohort.steps % cohort.block_size]
     for request in cohort.groups:
         group = group_of(request)
         copies = group.copies
         group.append(request.length)
         step.shared_copies += group.copies - copies
     assert pool.free + pool.evictable >= 0, f"the decode needs {-pool.free - pool.evictable} more blocks than are free"
+
+
+def _name_known(server: Server) -> None:
+    """Tell the prefix cache the known tokens of decoding requests, if it needs them before they leave."""
+    cache = server.prefix_cache
+    if cache is None or (server.overlaps and not cache.shares):
+        return
+    for request in server.running:
+        if request._cohort is not None:
+            cache.schedule(request, server.cohort.width, 0)
 
 
 def _decode_some(server: Server, chunks: Sequence[Chunk], step: Step) -> None:

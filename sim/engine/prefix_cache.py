@@ -113,6 +113,10 @@ class PrefixCache(KvCache):
             known = request.cached + tokens - request.in_flight
             self.tree.register(holding, known // self.pool.block_size, decoding_before)
 
+    @property
+    def shares(self) -> bool:
+        return bool(self.holdings)
+
     def note_known(self, request: Request) -> None:
         self._name(request, min(request.cached, request.length - 1) - request.in_flight)
 

@@ -13,6 +13,7 @@ from typing import Any, Callable, Optional
 from servesim.core import CacheDraft, Chunk, Plan, Policy, Preemption, Request
 from servesim.core.native import mypyc_attr
 
+from .cohort import Cohort
 from .kv_cache import KvCache
 from .state import ServerState
 from .step import Step
@@ -56,6 +57,10 @@ class EngineRules:
     def make_cache(self, state: ServerState, host_blocks: int) -> tuple[Optional[KvCache], Optional[CacheDraft]]:
         """Return the prefix cache, with this number of blocks of host memory, and what a policy sees of it."""
         return NO_CACHE
+
+    def make_cohort(self, block_size: int, one_by_one: bool) -> Cohort:
+        """Return the object that advances the decoding requests; `one_by_one`: it advances none of them."""
+        return Cohort(block_size)
 
     def slots(self, policy: Policy) -> Optional[int]:
         """Return the most requests that run at a time; None: no setting limits them."""

@@ -32,8 +32,9 @@ class Server(ServerState):
         usable = blocks - rules.reserved_blocks if policy.uses_block_pool else FOREVER
         waiting: RequestQueue = SortedQueue(rules.waiting_key(policy)) if policy.is_sorted else FifoQueue()
         super().__init__(
-            policy, BlockPool(usable, block_size, host_blocks), waiting, rules.running_order, max_model_len
-        )
+            policy, BlockPool(usable, block_size, host_blocks), waiting, rules.running_order, max_model_len,
+            rules.make_cohort(block_size, len(kv_cache_groups) > 0),
+        )  # fmt: skip
         self.limits.rejects_oversized = rules.rejects_oversized
         self.limits.rejects_full_prompts, self.limits.max_prompt = rules.rejects_full_prompts, rules.max_prompt
         self.kv_cache_groups = kv_cache_groups
@@ -44,7 +45,11 @@ class Server(ServerState):
         assert depth == 1 or not rules.sequence_groups, "steps in flight need one sequence per request"
         self.overlaps = depth > 1
         self.foresees_ends = self.overlaps and rules.foresees_ends
-        self.ends_in_batch_order = self.overlaps or self.prefix_cache is not None
+        self.ends_in_batch_order = self.overlaps or self.prefix_cache is not None or self.drafts is not None
+        if self.draft_cohort is not None:
+            self.draft_cohort.cache, self.draft_cohort.overlaps = self.prefix_cache, self.overlaps
+            if max_model_len is not None:
+                self.draft_cohort.max_model_len = max_model_len
 
     def submit(self, request: Request, now: float, visible_at: float) -> None:
         """Add an arrival to waiting, or reject it if it can never run. Its queueing time starts at `visible_at`."""
@@ -63,6 +68,9 @@ class Server(ServerState):
             return False
         if request.fails_at_token is not None:
             self.may_fail = True
+            if self.draft_cohort is not None:
+                self.draft_cohort.enabled = False
+                self.draft_cohort.leave_all()
         if request.sampling is not None:
             assert self.rules.sequence_groups, "this engine runs every answer as a request of its own"
             self.view.has_groups = True

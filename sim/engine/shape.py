@@ -47,7 +47,7 @@ def runs_as_decode(chunk: Chunk, rules: EngineRules) -> bool:
 def step_shape(step: Step, padding: Padding, rules: EngineRules) -> Shape:
     """Return the shape of a step."""
     chunks, decode_live, context, longest = step.chunks, step.decode_rows, step.context, step.longest
-    drafts = 0
+    drafts = step.drafts
     if rules.one_token_decodes or rules.sequence_groups:
         last = [
             chunk
@@ -61,7 +61,7 @@ def step_shape(step: Step, padding: Padding, rules: EngineRules) -> Shape:
             context += sum(contexts)
             if longest or not step.decode_rows:
                 longest = max(longest, *contexts)
-            drafts = sum(chunk.drafts for chunk in last)
+            drafts += sum(chunk.drafts for chunk in last)
     live = squares = cross = 0
     for chunk in chunks:
         tokens, cached = chunk.tokens - chunk.drafts, chunk.request._cached

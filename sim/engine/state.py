@@ -18,7 +18,7 @@ from typing import Final, Optional
 from servesim.core import BlockPool, Policy, Preemption, Rejection, Request, View
 
 from .cohort import Cohort
-from .drafts import Drafts
+from .draft_cohort import DraftCohort
 from .groups import group_of, stored_tokens
 from .kv_cache import KvCache
 from .kv_use import KvUse
@@ -37,11 +37,15 @@ class ServerState:
     """The queues, the block pool, and the operations on them."""
 
     def __init__(
-        self, policy: Policy, pool: BlockPool, waiting: RequestQueue, running_order: str, max_model_len: Optional[int]
-    ) -> None:
+        self, policy: Policy, pool: BlockPool, waiting: RequestQueue, running_order: str, max_model_len: Optional[int],
+        cohort: Cohort,
+    ) -> None:  # fmt: skip
         self.policy = policy
         self.pool = pool
-        self.cohort = Cohort(pool.block_size)
+        self.cohort = cohort
+        self.draft_cohort = cohort if isinstance(cohort, DraftCohort) else None
+        drafts = None if self.draft_cohort is None else self.draft_cohort.drafts
+        self.drafts = drafts if drafts is not None and drafts.tokens else None  # speculative decoding
         self.waiting = waiting
         self.running, self.prefilling = running_queues(running_order)
         self.swapped = FifoQueue()
@@ -65,7 +69,6 @@ class ServerState:
         self.tokens_generated = 0  # over all requests
         self.flight: Optional[Step] = None  # the newest step in flight; Step.before is the one before it
         self.overlaps = False  # a step is decided before the last one has returned
-        self.drafts: Optional[Drafts] = None  # speculative decoding
         self._admissions = 0
         self.record_moves = False  # whether steps list admitted and preempted requests, for observers
         self.may_fail = False  # whether a request with `fails_at_token` has arrived
@@ -226,6 +229,8 @@ class ServerState:
 
     def drop_token_in_flight(self, request: Request) -> None:
         """Throw away the token of a request whose step has not returned."""
+        if self.draft_cohort is not None and request._cohort is not None:
+            self.draft_cohort.leave(request)
         if self.flight is not None and request.in_flight:
             if request in self.flight.left:  # its steps before have returned
                 request.decoding += self.cohort.busy - request._joined_busy_s
@@ -354,9 +359,10 @@ class ServerState:
         assert cohort.longest == longest, "wrong longest context of the cohort"
         assert cohort.max_length == sum(r.prompt + r.max_tokens for r in decoding), "wrong lengths of the cohort"
         single = [request for request in decoding if request.sampling is None]
-        assert cohort.block_offsets[-cohort.steps % pool.block_size] == sum(
-            pool.blocks_for(r.cached + 1) > r.blocks for r in single
-        ), "wrong block_offsets"
+        ahead = 1 if self.draft_cohort is None else self.draft_cohort.ahead
+        need = sum(max(0, pool.blocks_for(r.cached + ahead) - r.blocks) for r in single)
+        groups = sum(group_of(request).new_blocks(request.length) for request in cohort.groups)
+        assert cohort.blocks_needed() == need + groups, "wrong number of blocks for the next step"
         assert set(cohort.groups) == set(decoding) - set(single), "wrong groups of the cohort"
         ended = set(self.finished)
         prompts = [r for r in self.running if not (r.decodes or r.awaits_end or r in ended)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple, Optional
+from typing import Any, Final, Optional
 
 from servesim.core import Chunk, Plan, Request
 
@@ -14,21 +14,28 @@ MIN_LINEAR: Final = 4  # fewer gaps are smaller one by one
 NO_REQUESTS: Final[list[Request]] = []  # never changed: a list per field and step would take time
 
 
-class Verified(NamedTuple):
-    """A request whose drafted tokens a step verifies."""
+class Verified:
+    """A row of a request whose step may return several tokens (speculative decoding)."""
 
-    request: Request
-    drafts: int
-    accepted: int  # the first ones of them
+    __slots__ = ("accepted", "decodes", "drafts", "request")
+
+    def __init__(self, request: Request, drafts: int, accepted: int, decodes: bool) -> None:
+        self.request = request
+        self.drafts = drafts
+        self.accepted = accepted  # the first ones of them; UNKNOWN: the step has not returned
+        self.decodes = decodes  # otherwise it completes a prompt
+
+
+NO_ROWS: Final[list[Verified]] = []
 
 
 class Step:
     """One step: a plan that has been carried out, its model call if it has one, and what the call will return."""
 
     __slots__ = (
-        "admitted", "before", "chunks", "context", "copied_blocks", "decided", "decode_rows", "end", "ends", "fails",
-        "first_end", "has_moves", "hold", "joined", "left", "longest", "paused", "plan", "preempted", "requests",
-        "rows", "sampled", "shared_copies", "start", "steps", "verified",
+        "admitted", "before", "chunks", "context", "copied_blocks", "decided", "decode_chunks", "decode_rows", "drafts",
+        "end", "ends", "fails", "first_end", "has_moves", "hold", "joined", "left", "longest", "paused", "plan",
+        "preempted", "requests", "rows", "sampled", "shared_copies", "start", "steps", "verified",
     )  # fmt: skip
 
     def __init__(self, plan: Plan, decided: float, start: float) -> None:
@@ -36,7 +43,9 @@ class Step:
         self.decided = decided  # when the scheduler made the plan
         self.start = start  # of the model call; later than the decision if the step before it was still running
         self.chunks: Sequence[Chunk] = ()  # of the plan, without those of decoding requests
+        self.decode_chunks = 0  # chunks that are decodes with drafts
         self.decode_rows = 0  # live rows
+        self.drafts = 0  # that these verify
         self.context = 0  # cached tokens that the decoding rows read
         self.longest = 0  # those of the row with most of them; 0 if no cost model needs it
         self.paused: Sequence[Request] = ()  # decoding requests that do not run in this step
@@ -55,7 +64,7 @@ class Step:
         self.rows = 0  # decode rows whose token will count
         self.joined = NO_REQUESTS  # rows that decode for the first time since they joined the cohort
         self.sampled = NO_REQUESTS  # requests whose prompt it completes
-        self.verified: Sequence[Verified] = ()  # requests that may get several tokens (speculative decoding)
+        self.verified = NO_ROWS  # requests that may get several tokens (speculative decoding)
         self.ends = NO_REQUESTS  # requests that get their last token
         self.left = NO_REQUESTS  # rows that have left the cohort since then
         self.fails = False  # the model call fails; then `requests` has all its rows
@@ -69,9 +78,9 @@ class Step:
     @property
     def kind(self) -> str:
         """The kind of step: prefill, decode, mixed, swap, reject or idle."""
-        if self.chunks:
-            return "mixed" if self.decode_rows else "prefill"
-        if self.decode_rows:
+        if len(self.chunks) > self.decode_chunks:
+            return "mixed" if self.decode_rows or self.decode_chunks else "prefill"
+        if self.decode_rows or self.decode_chunks:
             return "decode"
         if self.plan.padding_rows:
             return "prefill"
@@ -93,9 +102,18 @@ class Step:
         else:
             self.ends = [request]
 
+    def note_row(self, row: Verified) -> None:
+        """Note what it returns for a request with drafts."""
+        if self.verified:
+            self.verified.append(row)
+        else:
+            self.verified = [row]
+
     def computes(self, request: Request) -> bool:
         """Whether a request that has left the cohort is part of the model call."""
-        return request in self.left or any(chunk.request is request for chunk in self.chunks)
+        if request in self.left or any(row.request is request for row in self.verified):
+            return True
+        return any(chunk.request is request for chunk in self.chunks)
 
     def drop(self, request: Request) -> int:
         """Throw away the token of a request. Return how many drafts were verified with it."""
@@ -210,5 +228,9 @@ def batch(running: Iterable[Request], step: Step) -> list[tuple[Any, int]]:
     if not step.plan.decode:
         return chunks
     prefills = {chunk.request for chunk in step.chunks}
-    decodes = [(request.id, request.sequences) for request in running if request.decodes and request not in prefills]
+    decodes = [
+        (request.id, request.sequences * cohort.width)
+        for request in running
+        if (cohort := request._cohort) is not None and request not in prefills
+    ]
     return decodes + chunks if step.plan.decode_first else chunks + decodes

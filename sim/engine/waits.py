@@ -56,9 +56,9 @@ class Waits:
         else:
             self._head = None
             in_turns = SLOTS if running > self._slots else NOTHING
-            self._change(BUDGET if len(state.prefilling) > len(step.chunks) else in_turns, now)
+            self._change(BUDGET if len(state.prefilling) > len(step.chunks) - step.decode_chunks else in_turns, now)
             return
-        has_chunks = len(step.chunks) > 0
+        has_chunks = len(step.chunks) > step.decode_chunks
         held = head is self._head and not has_chunks and not self._has_chunks
         is_same = held and (self._past_finish or (running == self._running and not step.has_moves))
         self._running, self._has_chunks = running, has_chunks
@@ -76,7 +76,7 @@ class Waits:
             return SLOTS
         tokens, pool = head.prompt + head._written, state.pool
         if self._budget is not None:
-            left = self._budget - step.decode_rows
+            left = self._budget - step.decode_rows * state.cohort.width
             for chunk in step.chunks:
                 left -= chunk.tokens
             if left <= 0:

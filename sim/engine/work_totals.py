@@ -75,20 +75,20 @@ class WorkTotals:
         self.prefill = KindTotals()
         self.mixed = KindTotals()
 
-    def start_prompts(self, decode_rows: int, context: int) -> KindTotals:
+    def start_prompts(self, decode_rows: int, decode_pairs: int) -> KindTotals:
         """Count a step with prompts, and its decoding rows. Return the sums of its kind."""
         totals = self.prefill
         if decode_rows:
             totals = self.mixed
             totals.decode_rows += decode_rows
-            totals.decode_pairs += context + decode_rows
+            totals.decode_pairs += decode_pairs
         totals.steps += 1
         return totals
 
     def by_kind(self) -> dict[str, KindTotals]:
         """Return the sums by kind of step, in a fixed order."""
         cohort, mixed, decode = self.cohort, self.mixed, KindTotals()
-        decode.steps = cohort.steps - mixed.steps
+        decode.steps = cohort.steps + cohort.steps_run - mixed.steps
         decode.seconds = max(0.0, cohort.busy - mixed.seconds)
         decode.decode_rows = cohort.rows_run - mixed.decode_rows
         decode.decode_pairs = cohort.pairs_run - mixed.decode_pairs

@@ -62,9 +62,8 @@ def connect_drafts(server: Server, scenario: Scenario) -> None:
         return
     given = section.acceptance
     rates = given if isinstance(given, list) else []
-    drafts.accept = Acceptance(
-        stream_key(scenario.seed, "acceptance"), given if isinstance(given, float) else None, rates
-    ).accept
+    rate = given if isinstance(given, float) else None
+    drafts.use(Acceptance(stream_key(scenario.seed, "acceptance"), rate, rates))
     if section.proposals < 1:
         drafts.offer = Proposals(stream_key(scenario.seed, "proposals"), section.proposals, drafts.tokens).offer
 

@@ -28,6 +28,7 @@ from servesim.runs.simulate import load_trace, simulate
 from servesim.statistics.constraints import parse_bounds
 from servesim.traces.edit import set_rate
 
+from .draft_question import LOADS, TOKENS, DraftLoads, draft_loads, with_drafts, without_drafts
 from .executor import Executor
 from .fleet_question import Fleet, FleetOptions, FleetSearch, routers_for
 from .pilot_runs import OVERLOAD
@@ -105,6 +106,11 @@ class Question:
         defaults = self.tuning.defaults(about, load_trace(scenario).requests)
         return assemble([layers[0], Layer(dict(defaults), are_settings=True), layers[1]])
 
+    @property
+    def grids(self) -> Sequence[Mapping[str, Sequence[Any]]]:
+        """The settings that are tried."""
+        return with_drafts(self.tuning.grids) if "speculative" in self.keys else self.tuning.grids
+
     def sweep_keys(self, grids: Sequence[Mapping[str, Sequence[Any]]]) -> Tree:
         """Return the keys of a sweep of some settings; the baseline has the defaults."""
         params = [{key: list(values) for key, values in grid.items()} for grid in grids if grid]
@@ -130,6 +136,7 @@ class Answer:
     limit: Limit  # of the recommended settings, at the next rate
     limit_rate: float  # the lowest tested one that misses the constraints
     fleet: Optional[Fleet] = None  # if one replica does not hold the load, or the user asks for more
+    drafts: Optional[DraftLoads] = None  # if the user has a drafter
 
     @property
     def holds(self) -> bool:
@@ -169,13 +176,28 @@ class Search:
 
     def capacities(self, name: str, rows: Sequence[Row], rate: float) -> list[Curve]:
         """Return the curves of some settings and of the defaults, the highest load first."""
-        scenario = self.scenario(rows[0])
-        overload = simulate_at(scenario, OVERLOAD * rate).measures.as_result()["request_throughput"]
-        rates = sorted({rate, *(round_rate(part * overload, 3) for part in NEAR_OVERLOAD if overload)})
+        rates = self.rates(rows[0], rate, NEAR_OVERLOAD)
         keys = self.question.sweep_keys([as_grid(row) for row in rows])
         loads = self.run(name, {**keys, "rates": rates, "precision": PRECISION})
         assert isinstance(loads, RateSummary)
         return loads.curves
+
+    def rates(self, row: Row, rate: float, parts: Sequence[float]) -> list[float]:
+        """Return the rate of the question, and parts of the throughput with all requests at once."""
+        overload = simulate_at(self.scenario(row), OVERLOAD * rate).measures.as_result()["request_throughput"]
+        return sorted({rate, *(round_rate(part * overload, 3) for part in parts if overload)})
+
+    def drafts(self, summary: Summary, best: Row, rate: float) -> Optional[DraftLoads]:
+        """Return what drafts change at several loads: as many as recommended, or else the best number."""
+        drafted = [row for row in summary.rows if TOKENS in row.assignment]
+        if not drafted:
+            return None
+        first = best if TOKENS in best.assignment else drafted[0]
+        tokens, base = first.assignment[TOKENS], apply_assignment(self.question.base, without_drafts(best.assignment))
+        keys = {**self.question.sweep_keys([{TOKENS: [tokens]}]), "rates": self.rates(best, rate, LOADS)}
+        loads = self.run("drafts", keys, base)
+        assert isinstance(loads, RateSummary)
+        return draft_loads(base["speculative"]["method"], tokens, first is best, loads)
 
     def holds_more(self, summary: Summary, best: Row, curve: Curve) -> Optional[Row]:
         """Return the best row at a higher load, of those that are as good as the winner at the rate of the question."""
@@ -217,7 +239,7 @@ class Search:
 def recommend(question: Question, folder: Path, executor: Executor, progress: Progress) -> Answer:
     """Run the sweeps in a folder and return the answer."""
     search = Search(question, folder, executor, progress)
-    summary = search.run("sweep", question.sweep_keys(question.tuning.grids))
+    summary = search.run("sweep", question.sweep_keys(question.grids))
     assert isinstance(summary, Summary)
     rate, best, curves, more = summary.experiment.own_rate(0), summary.rows[0], [], None
     if question.constraints:
@@ -237,7 +259,7 @@ def recommend(question: Question, folder: Path, executor: Executor, progress: Pr
     limit, profile = limit_of(simulate_at(chosen, limit_rate)), load_profile(question.base["profile"])
     return Answer(
         question, rate, best, summary.baseline, best_load, defaults_load, more is not None, chosen, profile, limit,
-        limit_rate, fleet,
+        limit_rate, fleet, search.drafts(summary, best, rate),
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, Optional
 
 from servesim.costs.derivation import EXPECTED_ERRORS
@@ -33,6 +34,7 @@ def answer_text(answer: Answer, command: str, next_command: str, router: str = "
         lines = [fleet_line(answer, fleet), f"Settings of each replica: {settings or 'the defaults'}.", ""]
         lines += [command.rstrip(), router, "", *fleet_table(answer, fleet), ""]
     limit = f"What limits {subject} (at {format_rate(answer.limit_rate)}): {answer.limit.text}."
+    lines += [] if answer.drafts is None else [answer.drafts.text]
     return "\n".join([*lines, limit, error_line(answer), f"Next: {next_command}"])
 
 
@@ -53,6 +55,7 @@ def answer_json(answer: Answer, command: str, router: str = "") -> dict[str, Any
             }
             for name, (row, curve) in bests.items()
         },
+        **({} if answer.drafts is None else {"speculation": asdict(answer.drafts)}),
         "limit": answer.limit.kind,
         "limit_text": answer.limit.text,
         "expected_error": expected_errors(answer),
@@ -84,7 +87,7 @@ def verdict_line(answer: Answer) -> str:
 
 def settings_text(answer: Answer) -> str:
     """Return the settings that differ from the defaults."""
-    return ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in answer.changed.items())
+    return ", ".join(f"{key.removeprefix('policy.').replace('.', ' ')} {value}" for key, value in answer.changed.items())
 
 
 def fleet_line(answer: Answer, fleet: Fleet) -> str:

@@ -36,7 +36,7 @@ OPTIONS = {
         "--scheduling-policy", "--max-model-len", "--block-size", "--num-gpu-blocks-override",
         "--gpu-memory-utilization", "--enable-prefix-caching", "--no-enable-prefix-caching", "--async-scheduling",
         "--no-async-scheduling", "--kv-offloading-size", "--max-num-active-seqs",
-        "--long-prefill-token-threshold-adaptive",
+        "--long-prefill-token-threshold-adaptive", "--speculative-config",
     },
     "vllm": {
         "--max-num-seqs", "--max-num-batched-tokens", "--enable-chunked-prefill", "--no-enable-chunked-prefill",
@@ -61,6 +61,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {  # every field of these policies t
          "max_num_batched_tokens": 8192, "watermark": 0.05, "long_prefill_token_threshold": 64,
          "enable_prefix_caching": False, "async_scheduling": False, "max_num_active_seqs": 5,
          "long_prefill_token_threshold_adaptive": True},
+        *({"num_speculative_tokens": 3, "speculative_method": method, "async_scheduling": method != "ngram"}
+          for method in ("ngram", "eagle", "eagle3", "draft_model")),
     ],
     "vllm": [{}, {"max_num_batched_tokens": 4096, "delay_factor": 0.5, "preemption_mode": "swap"}],
     "vllm-chunked": [{}, {"max_num_partial_prefills": 2, "long_prefill_token_threshold": 99}],
@@ -185,6 +187,24 @@ def test_asynchronous_scheduling_has_a_flag_where_vllm_would_decide() -> None:
         exported = export_scenario(scenario("vllm-v1", fields, num_blocks=900), "vllm")
         assert [word for word in words_of(exported) if "async" in word] == ([] if flag is None else [flag])
         assert any("async" in note for note in exported.notes) == (flag == "--no-async-scheduling")
+
+
+@pytest.mark.parametrize(
+    ("method", "config"),
+    [
+        ("ngram", {"method": "ngram", "num_speculative_tokens": 3}),
+        ("mtp", {"method": "mtp", "num_speculative_tokens": 3}),
+        ("eagle", {"method": "eagle", "model": "DRAFT_MODEL", "num_speculative_tokens": 3}),
+    ],
+)
+def test_drafts_are_exported_as_json_and_the_user_names_the_draft_model(method: str, config: dict[str, Any]) -> None:
+    fields = {"num_speculative_tokens": 3, "speculative_method": method, "async_scheduling": method != "ngram"}
+    exported = export_scenario(scenario("vllm-v1", fields, num_blocks=900), "vllm")
+    words = words_of(exported)
+    assert json.loads(words[words.index("--speculative-config") + 1]) == config
+    assert ("DRAFT_MODEL" in str(exported.notes)) == ("model" in config)
+    missing = export_scenario(scenario("vllm-v1", {**fields, "mtp_modules": 2}, num_blocks=900), "vllm").not_expressed
+    assert missing == ["policy.mtp_modules=2: a property of the model"]
 
 
 def test_the_prefix_cache_is_exported_as_simulated() -> None:
@@ -374,6 +394,8 @@ config = dict(architectures=["LlamaForCausalLM"], model_type="llama", vocab_size
 (folder / "config.json").write_text(json.dumps(config | sizes | dict(torch_dtype="float32")))
 parsed = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(sys.argv[1:])
 parsed.model, parsed.skip_tokenizer_init, parsed.load_format = str(folder), True, "dummy"
+if "model" in (parsed.speculative_config or {}):
+    parsed.speculative_config["model"] = str(folder)
 made = AsyncEngineArgs.from_cli_args(parsed).create_engine_config()
 scheduler = made.scheduler_config
 print("accepted", scheduler.max_num_seqs, scheduler.max_num_batched_tokens, made.cache_config.num_gpu_blocks_override)

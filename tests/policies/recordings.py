@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Callable, Optional
 
-from servesim.core import FOREVER, Chunk, Policy, Request, Sampling, Stuck
+from servesim.core import FOREVER, Policy, Request, Sampling, Stuck
 from servesim.core.content import content_of_pieces
 from servesim.costs.linear import LinearCost
 from servesim.engine.drafts import Drafts
@@ -30,6 +31,7 @@ from servesim.engine.step import Step, batch
 from servesim.policies.mindie.round import MindIEState
 from servesim.policies.sglang.policy import SGLangState
 from servesim.policies.vllm_ascend.rules import BalanceRules
+from servesim.policies.vllm_v1.group_cache import GroupCache
 
 from ..conftest import RECORDINGS
 
@@ -228,6 +230,7 @@ class StepLog:
         self.rows: list[dict[str, Any]] = []
         self.row: dict[str, Any] = {}
         self.open: dict[Step, dict[str, Any]] = {}  # rows of steps that have not ended
+        self.accepted: dict[Any, Iterator[int]] = {}  # accepted drafts of the next rows of a request
 
     def on_step_start(self, server: Server, step: Step, arrived: list[Request]) -> None:
         requests = {request.id: request for request in server.running}
@@ -257,7 +260,7 @@ class StepLog:
             "waiting": [request.id for request in server.waiting],
             "running": [request.id for request in server.running],
             "swapped": [request.id for request in server.swapped],
-            "spec": [[chunk.request.id, chunk.drafts, 0, "pad"] for chunk in step.chunks if is_padded(chunk)],
+            "spec": self.planned_drafts(server, step),
         }
         state = server.view.state
         if isinstance(state, SGLangState):
@@ -269,41 +272,42 @@ class StepLog:
                 self.row["limits"] = [state.feedback.dynamic.seats, state.feedback.dynamic.prefill_seats]
         if isinstance(server.prefix_cache, PrefixCache) and self.counts_hashes:
             self.row["hashes"] = count_hashes(server.prefix_cache, server, step)
+        if isinstance(server.prefix_cache, GroupCache):
+            self.row["hashes"] = sum(map(len, server.prefix_cache.names))
+            tables = server.prefix_cache.tables.values()
+            held = zip(*([len(cells) - cells.count(None) for cells in table.groups] for table in tables))
+            self.row["held"] = list(map(sum, held)) or [0] * len(server.kv_cache_groups)
         if not server.rules.polls:
             self.open = {step: row for step, row in self.open.items() if row["sched"] or row["preempted"]}
         self.open[step] = self.row
 
-    def note_accepted(self, request: Request, drafts: int, accepted: int) -> None:
-        """Note how many drafts of a request the newest step accepts."""
-        self.row["spec"].append([request.id, drafts, accepted])
+    def planned_drafts(self, server: Server, step: Step) -> list[list[Any]]:
+        """Return the rows of a step with drafts, and how many of them the recording accepts."""
+        chunks = {chunk.request.id: chunk for chunk in step.chunks}
+        rows: list[list[Any]] = []
+        for id, tokens in batch(server.running, step) if server.drafts is not None else ():
+            chunk = chunks.get(id)
+            drafts = tokens - 1 if chunk is None else chunk.drafts
+            if chunk is not None and drafts > chunk.request.drafts:
+                rows.append([id, drafts, 0, "pad"])
+            elif drafts:
+                rows.append([id, drafts, min(next(self.accepted[id]), drafts)])
+        return rows
 
     def on_step_end(self, server: Server, step: Step, now: float, finished: list[Request]) -> None:
         row = self.open.pop(step)
-        place = {id: index for index, (id, *_) in enumerate(row["sched"])}
-        row["spec"].sort(key=lambda row: place[row[0]])
         row["ret"] = now if step.runs_model else None
         row["finished"] = [request.id for request in finished]
         row["used"] = server.pool.total - server.pool.free  # LightLLM records it after the step
         self.rows.append(row)
 
 
-def is_padded(chunk: Chunk) -> bool:
-    """Whether the drafts of a chunk are empty: its request has none."""
-    return chunk.drafts > chunk.request.drafts
-
-
 def play_drafts(recording: Recording, drafts: Drafts, log: StepLog) -> None:
     """Let a server accept and offer as many drafts as recorded."""
     accepted = {id: iter(counts) for id, counts in recording.accept.items()}
     offered = {id: iter(counts) for id, counts in recording.offered.items()}
-
-    def accept(request: Request, count: int) -> int:
-        kept = min(next(accepted[request.id]), count)
-        if log.row:
-            log.note_accepted(request, count, kept)
-        return kept
-
-    drafts.accept = accept
+    log.accepted = {id: iter(counts) for id, counts in recording.accept.items()}
+    drafts.accept = lambda request, count: next(accepted[request.id])
     if offered:
         drafts.offer = lambda request: next(offered[request.id])
 
@@ -323,7 +327,10 @@ def count_hashes(cache: PrefixCache, server: Server, step: Step) -> int:
         if request not in cache.holdings:  # it shares no text
             planned = tokens.get(request.id, 0)
             unknown = request.in_flight if planned else server.cohort.unknown_tokens(request)
-            known = request.cached + planned - unknown if cache.named is None else cache.named.get(request, 0)
+            known = request.cached + planned - unknown
+            if cache.named is not None:
+                told = max(0, request.length - request.in_flight - cache.unnamed)
+                known = told if request.decodes else cache.named.get(request, 0)
             blocks += known // server.pool.block_size
     return blocks
 
@@ -350,6 +357,7 @@ def play(recording: Recording, policy: Optional[Policy] = None, fast_forward: bo
             knobs.get("block_size", 1),
             host_blocks=knobs.get("num_cpu_blocks", 0),
             max_model_len=knobs.get("max_model_len"),
+            kv_cache_groups=knobs.get("groups", ()),
         )
         if server.drafts is not None:
             play_drafts(recording, server.drafts, log)

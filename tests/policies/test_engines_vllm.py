@@ -14,8 +14,9 @@ from .recordings import ENGINES, compare, load, play, recording_names, reproduce
 RENAMED = {
     "reserve_full_isl": "scheduler_reserve_full_isl", "v1_watermark": "watermark",
     "spec_method": "speculative_method", "mtp_layers": "mtp_modules",
+    "retention_interval": "prefix_cache_retention_interval",
 }  # fmt: skip
-ENGINE_KNOBS = {"block_size", "num_blocks", "num_cpu_blocks", "max_model_len", "chunked"}
+ENGINE_KNOBS = {"block_size", "num_blocks", "num_cpu_blocks", "max_model_len", "chunked", "groups"}
 # What follows from the method of speculation, and its name here.
 DRAFTING = {
     "num_lookahead_tokens": "lookahead", "draft_slots": "slots", "drop_last_hit_block": "drops_last_hit",
@@ -63,6 +64,20 @@ def test_every_decision_of_v1_is_reproduced(name: str) -> None:
 def test_every_decision_of_v1_with_its_prefix_cache_is_reproduced(name: str) -> None:
     recording = load(name)
     compare(recording, reproduce(recording))
+
+
+@pytest.mark.parametrize("name", recording_names("vllm-v1", folder="hybrid"))
+def test_every_decision_of_v1_with_kv_cache_groups_is_reproduced(name: str) -> None:
+    recording = load(name)
+    compare(recording, reproduce(recording))
+
+
+def test_one_group_of_full_attention_is_the_cache_without_groups() -> None:
+    names = [name for folder in ("prefix", "spec") for name in recording_names("vllm-v1", folder=folder)]
+    for name in names:
+        recording = load(name)
+        recording.knobs["groups"] = [None]
+        compare(recording, play(recording))
 
 
 @pytest.mark.parametrize("name", recording_names("vllm-v1", folder="versions"))

@@ -30,11 +30,12 @@ def test_the_checksums_list_exactly_the_recordings(recordings: Path) -> None:
     files = {file.relative_to(recordings).as_posix() for file in recordings.glob("*/**/*") if file.is_file()}
     assert files == set(checksums(recordings))
     assert sum(name.startswith("llm-serving/") for name in files) == 16
-    assert sum(name.startswith("engines/") for name in files) == 34 + 43 + 23 + 9 + 32 + 56 + 76
+    assert sum(name.startswith("engines/") for name in files) == 34 + 43 + 23 + 10 + 9 + 32 + 56 + 76
     assert sum(name.startswith("routers/") for name in files) == 30
     assert sum(name.startswith("engines/ascend/") for name in files) == 76
     assert sum(name.startswith("engines/prefix/") for name in files) == 43
     assert sum(name.startswith("engines/spec/") for name in files) == 23
+    assert sum(name.startswith("engines/hybrid/") for name in files) == 10
     assert sum(name.startswith("engines/groups/") for name in files) == 9
     assert sum(name.startswith("engines/sglang/") for name in files) == 56
     assert sum(name.startswith("engines/versions/") for name in files) == 32
@@ -47,7 +48,7 @@ def test_every_recording_is_unchanged(recordings: Path) -> None:
 
 
 def test_every_recording_of_an_engine_is_compared_with_a_policy(recordings: Path) -> None:
-    folders = ("", "prefix", "spec", "groups", "versions", "sglang", "ascend")
+    folders = ("", "prefix", "spec", "hybrid", "groups", "versions", "sglang", "ascend")
     files = [name for folder in folders for name in recording_names("", folder=folder)]
     assert {load(name).meta["engine"] for name in files} == set(ENGINES)
     compared = [
@@ -55,6 +56,7 @@ def test_every_recording_of_an_engine_is_compared_with_a_policy(recordings: Path
         *files_of(test_engines_vllm.test_every_decision_of_v1_is_reproduced),
         *files_of(test_engines_vllm.test_every_decision_of_v1_with_its_prefix_cache_is_reproduced),
         *files_of(test_engines_vllm.test_every_decision_of_v1_with_speculation_is_reproduced),
+        *files_of(test_engines_vllm.test_every_decision_of_v1_with_kv_cache_groups_is_reproduced),
         *files_of(test_engines_vllm.test_every_decision_of_other_versions_of_v1_is_reproduced),
         *files_of(test_engines_vllm.test_every_decision_of_parallel_sampling_and_beam_search_is_reproduced),
         *files_of(test_engines_other.test_every_decision_of_sarathi_is_reproduced),

@@ -17,6 +17,7 @@ from servesim.costs.device_profile import load_profile
 from servesim.policies import FAMILIES
 from servesim.study import pilot_runs
 from servesim.study import recommend as recommending
+from servesim.study.draft_question import DraftLoads
 from servesim.study.recommend import slo_of, workload
 
 from ..commands.running import run_sim
@@ -82,6 +83,10 @@ def test_limits_that_no_setting_meets_are_said(small: Path, capsys: pytest.Captu
         ("recommend", *NAMES, "--rate", "5", "--prompt", "-3", "--output", "9"),
         ("recommend", *NAMES, "--rate", "5", "--prompt", "100", "--output", "9", "--system-prompt", "100"),
         ("recommend", *NAMES, "--profile", "h200-llama2-7b", "--rate", "5", "--prompt", "9", "--output", "9"),
+        *(("recommend", *NAMES, "--rate", "5", "--prompt", "9", "--output", "9", "--speculative", drafts)
+          for drafts in ("eagle", "eagle:much", "eagle:1.5", "hawk:0.5")),
+        ("recommend", *NAMES, "--engine", "sglang", "--rate", "5", "--prompt", "9", "--output", "9",
+         "--speculative", "eagle:0.7"),
         ("recommend", "--model", "lama", "--device", "H100", "--rate", "5", "--prompt", "9", "--output", "9"),
     ],
 )
@@ -123,6 +128,29 @@ def test_of_settings_that_are_equal_at_this_load_the_one_that_holds_more_wins(
     said = run_sim(capsys, *QUESTION, *NAMES, "--subject-to", "p99_ttft_ms <= 100")
     assert said.out.startswith("Best settings at 5 req/s: max_num_seqs 64."), said.out
     assert "Other settings are as good at this load; these hold more." in said.out
+
+
+@pytest.mark.parametrize(("drafts", "on"), [("eagle:0.9", True), ("ngram:0", False)])
+def test_drafts_are_tried_and_the_answer_says_up_to_which_load_they_gain(
+    drafts: str, on: bool, small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = tunings()["vllm"]._replace(grids=[{"policy.max_num_seqs": (64,)}])
+    said = run_sim(capsys, *QUESTION, *NAMES, "--speculative", drafts)
+    assert said.code == 0, said.error
+    assert ("--speculative-config" in said.out) == on
+    line = next(line for line in said.out.splitlines() if line.startswith("Drafts: "))
+    assert line.startswith("Drafts: on. With " if on else "Drafts: off. With ")
+    assert on or "they cost more than they gain at all tested loads" in line
+    assert (small / "runs" / "recommend-1" / "drafts" / "report.html").is_file()
+
+
+def test_the_load_from_which_on_drafts_cost_more() -> None:
+    for changes, expected in (
+        ({1.0: -0.4, 2.0: -0.1, 4.0: 0.1}, "from about 4 req/s on they cost more than they gain"),
+        ({1.0: -0.4, 2.0: 0.1, 4.0: -0.1}, "they gain at all tested loads"),
+        ({1.0: 0.1, 2.0: 0.2}, "they cost more than they gain at all tested loads"),
+    ):
+        assert expected in DraftLoads("eagle", 3, True, changes).text
 
 
 def test_the_command_has_the_devices_and_the_precision(small: Path, capsys: pytest.CaptureFixture[str]) -> None:

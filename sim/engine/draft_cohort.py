@@ -1,0 +1,204 @@
+"""The decoding requests of a server with speculative decoding that verify all their drafts in every step.
+
+How it works. A step adds 1 + drafts tokens to a member when it is launched, and takes the rejected ones back when it
+returns. Between two decisions both happen once: a step is launched, and this one or the one before it returns. So one
+pass over the members adds 1 + accepted tokens. Members have their counters themselves (`steps` stays 0).
+
+A request that ends, or that may get fewer drafts in the next step, leaves; so do all members if a plan has a chunk of
+one of them. What a request has in flight then is a row of its own (`Step.verified`). `join` takes it back.
+
+Why it is exact. Rows of members and rows of their own change a request in the same way; tests compare both.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+from servesim.core import FOREVER, Request
+
+from .cohort import Cohort
+from .drafts import UNKNOWN, Drafts
+from .kv_cache import KvCache
+from .step import NO_REQUESTS, Step, Verified
+
+
+class DraftCohort(Cohort):
+    """The members of one server."""
+
+    __slots__ = ("_growing", "ahead", "cache", "drafts", "enabled", "max_model_len", "members", "need", "overlaps")
+
+    def __init__(self, block_size: int, drafts: Drafts, lookahead: int) -> None:
+        super().__init__(block_size)
+        self.drafts = drafts
+        self.width = 1 + drafts.tokens
+        self.ahead = self.width + lookahead  # a step needs blocks for this number of tokens after the cached ones
+        self.overlaps = False  # two steps in flight
+        self.enabled = True  # False: nobody joins
+        self.max_model_len = FOREVER
+        self.cache: Optional[KvCache] = None
+        self.members: list[Request] = []  # those that joined last are at the end
+        self.need = 0  # new blocks of the next step
+        self._growing: list[Request] = []  # members that need them
+
+    @property
+    def longest(self) -> int:
+        return max([request._cached for request in self.members]) if self.tracks_longest and self.members else 0
+
+    def join(self, request: Request) -> None:
+        """Add a request with all its drafts, unless its next steps may differ from those of the others."""
+        if not self.enabled or self.drafts.offer is not None:
+            return
+        in_flight = self.width if self.overlaps else 0
+        most = min(self.max_model_len - request.prompt - self.ahead, request.stop_at - 1 + in_flight)
+        if self.overlaps:  # otherwise its end is foreseen
+            most = min(most, request.max_tokens - 2 + in_flight)
+        if request._written + in_flight - request._in_flight > most:
+            return
+        request._cohort, request._finish_step, request._joined_step = self, most, 0
+        request._joined_busy_s = self.busy
+        self.members.append(request)
+        self.new_members.append(request)
+        self.size += 1
+        self.context += request._cached
+        self.max_length += request.prompt + request.max_tokens
+        self._note_growth(request)
+
+    def _note_growth(self, request: Request) -> None:
+        if request._cached + self.ahead > request._blocks * self.block_size:
+            self.need += self._next_blocks(request) - request._blocks
+            self._growing.append(request)
+
+    def _next_blocks(self, request: Request) -> int:
+        return -(-(request._cached + self.ahead) // self.block_size)
+
+    def blocks(self, request: Request) -> int:
+        return request._blocks
+
+    def blocks_needed(self, ahead: int = 0) -> int:
+        return self.need
+
+    def take_blocks(self) -> int:
+        """Give the members the blocks of a step. Return how many are new."""
+        for request in self._growing:
+            request._blocks = self._next_blocks(request)
+        self._growing.clear()
+        need, self.need = self.need, 0
+        return need
+
+    def leave(self, request: Request, in_flight: bool = False) -> None:
+        """Remove a member; a step of it that is in flight gets a row of its own."""
+        if self._remove(request):
+            return
+        flight = self.flight
+        if not self.overlaps or flight is None:
+            self._part(request, NO_REQUESTS)
+            return
+        if self.cache is not None:
+            self.cache.note_known(request)
+        self._part(request, flight.joined)
+        self._add_row(flight, Verified(request, self.drafts.tokens, UNKNOWN, True))
+
+    def leave_all(self) -> None:
+        for request in self.members[:]:
+            self.leave(request)
+
+    def _remove(self, request: Request) -> bool:
+        """Remove a member from the sums. Return whether no step of the cohort has had it."""
+        if request in self._growing:
+            self._growing.remove(request)
+            self.need -= self._next_blocks(request) - request._blocks
+        self.members.remove(request)
+        request._cohort, request._finish_step = None, 0
+        self.size -= 1
+        self.context -= request._cached
+        self.max_length -= request.prompt + request.max_tokens
+        is_new = request in self.new_members
+        if is_new:
+            self.new_members.remove(request)
+        return is_new
+
+    def _part(self, request: Request, joined: list[Request]) -> None:
+        """Store the times of a request that leaves. `joined`: those of which no step has returned."""
+        if request in joined:
+            joined.remove(request)
+        else:
+            request.last_token = self.last_end
+        request.decoding += self.busy - request._joined_busy_s
+
+    def _add_row(self, step: Step, row: Verified) -> None:
+        step.note_row(row)
+        step.rows -= 1
+
+    def launch(self, step: Step) -> None:
+        """Count a step of all members."""
+        self.flight = step
+        self.in_flight += 1
+        size, width = self.size, self.width
+        self.count_rows(size * width, width * self.context + size * (width * (width + 1) // 2), True)
+        step.joined, self.new_members = self.new_members, []
+        if self.overlaps:  # the others get these tokens when the step before returns
+            for request in step.joined:
+                launch_row(request, width)
+                self.context += width
+
+    def count_rows(self, tokens: int, pairs: int, is_step: bool) -> None:
+        """Count the tokens of decoding rows, and the pairs of one of them and a token that it attends to."""
+        self.rows_run += tokens
+        self.pairs_run += pairs
+        self.steps_run += is_step
+
+    def deliver(self, step: Step) -> int:
+        """Add the tokens of a step that has returned to its rows. Return how many drafts were accepted."""
+        self.in_flight -= 1
+        flight, drafts, members = self.flight, self.drafts, self.members
+        if self.overlaps and flight is step:  # no step follows
+            self.leave_all()
+        rows = len(members) - len(self.new_members)
+        if flight is not None and flight is not step:
+            rows -= len(flight.joined)
+        total, size, ahead, counts = 0, self.block_size, self.ahead, drafts.counts
+        left: list[Verified] = []
+        for index in range(rows):
+            request = members[index]
+            accepted = drafts.draw(request, drafts.tokens)
+            written = request._written + 1 + accepted
+            if written > request._finish_step:
+                left.append(Verified(request, drafts.tokens, accepted, True))
+                continue
+            counts[accepted] = counts[accepted] + 1
+            total += accepted
+            request._written = written
+            request._cached = cached = request._cached + 1 + accepted
+            if cached + ahead > request._blocks * size:
+                self._note_growth(request)
+        rows -= len(left)
+        drafts.drafted += rows * drafts.tokens
+        self.context += rows + total
+        for row in left:
+            self._return_alone(step, row)
+        return total
+
+    def _return_alone(self, step: Step, row: Verified) -> None:
+        """Remove a member whose row returns now. What it has in flight are rows of its own."""
+        request, flight = row.request, self.flight
+        self._remove(request)
+        launch_row(request, self.width)
+        self._part(request, step.joined)
+        self._add_row(step, row)
+        if flight is not None and flight is not step:
+            self._add_row(flight, Verified(request, row.drafts, UNKNOWN, True))
+
+    def settle(self, request: Request, rejected: int) -> None:
+        """Note that a row of its own has returned of a member."""
+        self.context -= rejected
+        if request._written > request._finish_step:
+            self.leave(request)
+        else:
+            self._note_growth(request)
+
+
+def launch_row(request: Request, tokens: int) -> None:
+    """Count the tokens of a row, all of whose drafts count as accepted until it returns."""
+    request._written += tokens
+    request._cached += tokens
+    request._in_flight += tokens

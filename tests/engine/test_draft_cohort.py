@@ -1,0 +1,126 @@
+"""Speculative decoding: all decoding requests in one pass gives the same run as request by request."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from servesim.core import Request
+from servesim.core.content import content_of_pieces
+from servesim.costs.linear import LinearCost
+from servesim.engine.draft_cohort import DraftCohort
+from servesim.engine.inbox import Inbox
+from servesim.engine.loop import Loop
+from servesim.engine.server import Server
+from servesim.engine.simulated import SimulatedClock
+from servesim.policies.vllm_v1 import VLLMV1
+
+from ..policies.recordings import StepLog
+
+COST = LinearCost(base=0.005, prefill_token=1e-4, decode_live=2e-4, context=1e-6, draft_token=6e-5)
+
+
+def random_case(seed: int) -> tuple[VLLMV1, dict[str, Any], list[Request]]:
+    """Return a policy, the settings of a server and requests."""
+    draw = random.Random(seed)
+    method = draw.choice(["ngram", "eagle", "mtp", "draft_model"])
+    tokens = draw.choice([1, 2, 3, 5])
+    policy = VLLMV1(
+        num_speculative_tokens=tokens, speculative_method=method, mtp_modules=draw.choice([1, 3]),
+        async_scheduling=method != "ngram" and draw.random() < 0.7,
+        enable_prefix_caching=draw.random() < 0.6,
+        max_num_seqs=draw.choice([4, 16]), max_num_batched_tokens=draw.choice([24, 64, 512]),
+        long_prefill_token_threshold=draw.choice([0, 0, 0, 20]), watermark=draw.choice([0.0, 0.05]),
+        scheduler_reserve_full_isl=draw.random() < 0.8, policy=draw.choice(["fcfs", "fcfs", "priority"]),
+    )  # fmt: skip
+    blocks = draw.choice([60, 80, 120, 2000])
+    memory = {"blocks": blocks, "block_size": draw.choice([4, 16]), "max_model_len": draw.choice([120, 300])}
+    if memory["block_size"] == 4:
+        memory["blocks"] *= 2
+    requests, shares, now = [], draw.random() < 0.5, 0.0
+    for number in range(draw.choice([12, 30])):
+        now += draw.choice([0.0, 0.01, 0.05])
+        prompt, output = draw.randint(1, 90), draw.randint(1, 60)
+        content = None
+        if shares and draw.random() < 0.8:
+            shared = min(prompt, draw.choice([0, 16, 48, 64]))
+            pieces = [(f"system:{draw.randint(0, 1)}", shared), (f"user:{number}", prompt - shared)]
+            content = content_of_pieces([piece for piece in pieces if piece[1]], f"output:{number}")
+        limit = draw.choice([output, output + 7])
+        requests.append(Request(f"r{number}", now, prompt, output, limit, priority=draw.randint(0, 2), content=content))
+    return policy, memory, requests
+
+
+def run(seed: int, one_by_one: bool, observed: bool) -> dict[str, Any]:
+    """Run a random case. Return everything that it counts."""
+    policy, memory, requests = random_case(seed)
+    server = Server(policy, memory["blocks"], memory["block_size"], max_model_len=memory["max_model_len"])
+    cohort, drafts = server.draft_cohort, server.drafts
+    assert isinstance(cohort, DraftCohort) and drafts is not None
+    luck = {request.id: random.Random(f"{seed} {request.id}") for request in requests}
+    rate = random.Random(seed).choice([0.0, 0.5, 0.8, 1.0])
+
+    def accept(request: Request, count: int) -> int:
+        accepted = 0
+        while accepted < count and luck[request.id].random() < rate:
+            accepted += 1
+        return accepted
+
+    drafts.accept = accept
+    cohort.enabled = not one_by_one
+    log = Log()
+    clock = SimulatedClock(COST)
+    loop = Loop(server, Inbox(requests), clock, (log,) if observed else (), check=observed)
+    stuck = None
+    try:
+        loop.run()
+    except RuntimeError as error:
+        stuck = str(error)
+    gaps: Counter[float] = Counter()
+    for seconds, count in zip(server.token_gaps.seconds, server.token_gaps.counts):
+        gaps[seconds] += count
+    work = {
+        kind: [getattr(totals, name) for name in ("steps", "prompts", "prompt_tokens", "prompt_pairs", "prompt_cached",
+                                                  "decode_rows", "decode_pairs")]
+        for kind, totals in server.work.by_kind().items()
+    }  # fmt: skip
+    return {
+        "rows": log.rows, "stuck": stuck, "now": loop.now, "calls": loop.calls, "gaps": gaps, "work": work,
+        "largest": clock.largest_shape._replace(longest=0), "tokens": server.tokens_generated,
+        "kv": [getattr(server.kv_use, name) for name in ("tokens", "block_sum", "token_sum", "peak_blocks")],
+        "drafts": (drafts.rows, drafts.drafted, drafts.accepted_at),
+        "cache": None if server.prefix_cache is None else vars_of(server.prefix_cache.stats),
+        "requests": [
+            (r.id, r.outcome, r.scheduled, r.first_token, r.last_token, r.finish, r.preemptions, r.cached_tokens,
+             r.written, r.queued)
+            for r in requests
+        ],
+        "seconds": [round(x, 9) for r in requests for x in (r.prefilling, r.decoding)],
+        "kinds": [round(totals.seconds, 9) for totals in server.work.by_kind().values()],
+    }  # fmt: skip
+
+
+class Log(StepLog):
+    def planned_drafts(self, server: Server, step: Any) -> list[list[Any]]:
+        return [[step.kind]]
+
+
+def vars_of(stats: Any) -> dict[str, Any]:
+    names = getattr(type(stats), "__slots__", None) or vars(stats)
+    return {name: getattr(stats, name) for name in names}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_one_pass_over_all_decodes_gives_the_same_run_as_request_by_request(seed: int) -> None:
+    expected = run(seed, one_by_one=True, observed=True)
+    got = run(seed, one_by_one=False, observed=True)
+    for index, (a, b) in enumerate(zip(expected["rows"], got["rows"])):
+        assert a == b, f"step {index}: { ({key: (a[key], b[key]) for key in a if a[key] != b[key]}) }"
+    for key in expected:
+        assert got[key] == expected[key], key
+    alone = run(seed, one_by_one=False, observed=False)
+    for key in expected:
+        if key != "rows":
+            assert alone[key] == expected[key], key
