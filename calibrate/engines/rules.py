@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Optional
 
 from servesim.core import CacheDraft, Chunk, Plan, Policy, Preemption, Request
+from servesim.engine.cohort import Cohort
+from servesim.engine.draft_cohort import DraftCohort
 from servesim.engine.drafts import Drafts
 from servesim.engine.kv_cache import InstalledCache, KvCache
 from servesim.engine.rules import NO_CACHE, EngineRules
@@ -47,9 +49,14 @@ class InstalledRules(EngineRules):
     def token_budget(self, policy: Policy) -> Optional[int]:
         return self.limits[BUDGET]
 
+    def make_cohort(self, block_size: int) -> Cohort:
+        if not self.drafts:
+            return super().make_cohort(block_size)
+        cohort = DraftCohort(block_size, Drafts(self.drafts), 0)
+        cohort.enabled = False  # every plan of an engine lists all requests
+        return cohort
+
     def make_cache(self, state: ServerState, host_blocks: int) -> tuple[Optional[KvCache], Optional[CacheDraft]]:
-        if self.drafts:
-            state.drafts = Drafts(self.drafts)
         if not (self.has_prefix_cache or state.kv_cache_groups):
             return NO_CACHE
         cache = InstalledCache(state.pool)

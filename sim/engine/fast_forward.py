@@ -23,9 +23,11 @@ from servesim.core import Plan, StepCost, check_seconds
 from servesim.core.limits import MAX_STEP
 
 from .clocks import HeldSteps
+from .draft_cohort import DraftCohort
 from .held_decodes import DecodeCost, HeldDecodes
 from .loop import Loop
 from .model_call import launch_decodes, put_in_flight, run_on
+from .plans import start_step
 from .shape import Padding
 from .step import NO_REQUESTS, Step
 
@@ -60,6 +62,8 @@ class FastForward(HeldSteps):
         return max((cost.rows for costs in self._costs.values() for cost in costs.values()), default=0)
 
     def run(self, step: Step) -> float:
+        if self.server.draft_cohort is not None:
+            return self._run_drafts(step, self.server.draft_cohort)
         loop, server, cohort, plan, held = self.loop, self.server, self.server.cohort, step.plan, self._held
         inbox = loop.inbox
         hold, horizon, past_finish = self._bounds(plan)
@@ -87,10 +91,31 @@ class FastForward(HeldSteps):
             server.view.state = loop.policy.advance_state(server.view.state, decided - 1)
         return held.decision
 
+    def _run_drafts(self, step: Step, cohort: DraftCohort) -> float:
+        """Run steps in which all running requests verify their drafts: as the loop does, but without a decision."""
+        loop, server, plan, cost = self.loop, self.server, step.plan, self.loop.clock
+        while True:
+            running = len(server.running)
+            loop.send(step, cost.start_call(step, step.start, server.rules))
+            now = loop.now
+            horizon = loop.inbox.next_arrival if self._only_arrivals else self._horizon(None)
+            if now >= min(horizon, loop.barrier) or loop.inbox.delayed or loop.port is not None:
+                return now
+            if not cohort.size or (len(server.running) < running and not plan.hold.past_finish):
+                return now
+            if cohort.size < len(server.running) or cohort.need > server.pool.free:
+                return now
+            step = start_step(server, plan, now)
+            server.waits.note(server, step, now)
+            if loop.observers:
+                loop.notify_start(step, NO_REQUESTS, now)
+
     def earliest_end(self, step: Step) -> float:
         """Return a time before which no step of a held plan ends that changes who decodes."""
         cohort, plan, flight = self.server.cohort, step.plan, self.server.flight
         cost = self._cost_of(cohort.size, plan.padding_rows)
+        if self.server.drafts is not None:
+            return step.decided
         returns = flight is not None and bool(flight.ends or flight.sampled)  # first or last tokens, before this step
         if returns or not cost.linear or self._learns or self.loop.inbox.delayed:
             return step.decided

@@ -158,7 +158,7 @@ class Loop:
         step = start_step(server, plan, now)
         server.waits.note(server, step, now)
         if step.has_moves or self.observers:
-            self._notify_start(step, arrived, now)
+            self.notify_start(step, arrived, now)
         return step
 
     def send(self, step: Step, end: float) -> None:
@@ -307,7 +307,7 @@ class Loop:
             reason = f"no token in the last {self.calls - self._last_progress} model calls"
             raise self.stuck(reason, "returned plans that generate none")
 
-    def _notify_start(self, step: Step, arrived: list[Request], now: float) -> None:
+    def notify_start(self, step: Step, arrived: list[Request], now: float) -> None:
         for rejection in step.plan.moves.reject:
             self._report_to_client(rejection.request, now)
         for observer in self.observers:

@@ -25,7 +25,7 @@ def start_step(server: Server, plan: Plan, now: float) -> Step:
     if plan.decode:  # before the chunks: with a prefix cache, the order in which requests get blocks matters
         _decode(server, step)
         if not chunks and not server.cohort.groups:  # a group may fork or drop sequences in every step
-            step.hold = plan.hold.steps if server.drafts is None else 0
+            step.hold = plan.hold.steps
     elif chunks and server.cohort.size:
         if server.draft_cohort is not None:
             server.draft_cohort.leave_all()
