@@ -49,19 +49,20 @@ class InstalledRules(EngineRules):
     def token_budget(self, policy: Policy) -> Optional[int]:
         return self.limits[BUDGET]
 
-    def make_cohort(self, block_size: int) -> Cohort:
-        if not self.drafts:
-            return super().make_cohort(block_size)
+    def make_cohort(self, block_size: int, one_by_one: bool) -> Cohort:
+        if not (self.drafts or one_by_one):
+            return super().make_cohort(block_size, one_by_one)
         cohort = DraftCohort(block_size, Drafts(self.drafts), 0)
         cohort.enabled = False  # every plan of an engine lists all requests
         return cohort
 
     def make_cache(self, state: ServerState, host_blocks: int) -> tuple[Optional[KvCache], Optional[CacheDraft]]:
-        if not (self.has_prefix_cache or state.kv_cache_groups):
+        session, groups = state.view.state, list(state.kv_cache_groups)
+        session.windows, session.verifies = groups, state.draft_cohort is not None
+        if not (self.has_prefix_cache or groups):
             return NO_CACHE
         cache = InstalledCache(state.pool)
-        cache.takes_blocks = len(state.kv_cache_groups) > 0  # only the engine knows how many
-        state.view.state.windows = list(state.kv_cache_groups)
+        cache.takes_blocks = len(groups) > 0  # only the engine knows how many
         return cache, None
 
     def preempt(self, state: ServerState, preemption: Preemption, now: float) -> int:
@@ -70,7 +71,7 @@ class InstalledRules(EngineRules):
 
     def process_results(self, state: ServerState, step: Step, finished: list[Request], now: float) -> None:
         super().process_results(state, step, finished, now)
-        if state.drafts is not None and step.chunks:
+        if state.draft_cohort is not None and step.chunks:
             step.plan.state.note_results(step.verified)
 
     def runs_as_decode(self, chunk: Chunk) -> bool:
