@@ -11,7 +11,7 @@ from servesim.config.scenario import Scenario
 from servesim.files.checked import format_bytes
 
 BLOCK_SIZES = (1, 8, 16, 32, 64, 128)  # of older versions; 0.11.1 and later also accept 256
-ENGINE_KEYS = {"block_size", "max_model_len", "host_blocks", "host_cache", "data_parallel_size"}
+ENGINE_KEYS = {"block_size", "max_model_len", "host_blocks", "host_cache", "data_parallel_size", "kv_cache_groups"}
 
 
 def token_flags(policy: Any) -> dict[str, Any]:

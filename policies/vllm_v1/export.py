@@ -39,6 +39,7 @@ FIELDS = {
     "max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "long_prefill_token_threshold",
     "scheduler_reserve_full_isl", "watermark", "policy", "enable_prefix_caching", "version", "max_num_active_seqs",
     "long_prefill_token_threshold_adaptive", "async_scheduling", "num_speculative_tokens", "speculative_method",
+    "prefix_cache_retention_interval",
 }  # fmt: skip
 AS_SIMULATED = "as simulated: vLLM's default is to {}; the real server may be faster with it"
 OFFLOADING = "--kv-offloading-size: vLLM copies a block to the host when it is full; simulated: when it is evicted"
@@ -61,6 +62,7 @@ def v1_flags(scenario: Scenario, policy: Any) -> dict[str, Any]:
     """Return the flags of the V1 engine. One more block than simulated: V1 never uses the first one."""
     engine, host = scenario.engine, scenario.engine.host_cache
     reserve = switch("scheduler-reserve-full-isl", policy.scheduler_reserve_full_isl)
+    interval = policy.prefix_cache_retention_interval
     may_be_async = policy.is_since(DECIDES_ASYNC) or policy.async_scheduling
     return {
         **token_flags(policy),
@@ -73,6 +75,7 @@ def v1_flags(scenario: Scenario, policy: Any) -> dict[str, Any]:
         "--scheduling-policy": policy.policy,
         **memory_flags(scenario, engine.num_blocks + 1),
         **switch("enable-prefix-caching", policy.enable_prefix_caching),
+        "--prefix-cache-retention-interval": "None" if interval is None else interval or None,
         "--kv-offloading-size": None if host is None else blocks_gib(scenario, host.blocks),
         **(switch("async-scheduling", policy.async_scheduling) if may_be_async else {}),
         "--speculative-config": speculative_config(policy),

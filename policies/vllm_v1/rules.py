@@ -136,9 +136,7 @@ class VLLMRules(CachingRules):
         if state.kv_cache_groups:
             interval = getattr(state.policy, "prefix_cache_retention_interval", 0)
             rules = WindowRules(state.kv_cache_groups, state.pool.block_size, interval, self.drafting)
-            groups = GroupCache(
-                state.pool, rules, self.has_prefix_cache, self.counts_preempted_apart, self.appends_all
-            )
+            groups = GroupCache(state.pool, rules, self.has_prefix_cache, self.counts_preempted_apart, self.appends_all)
             return groups, GroupDraft(groups)
         made = super().make_cache(state, host_blocks)
         cache = made[0]

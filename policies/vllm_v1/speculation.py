@@ -202,7 +202,7 @@ class Pass:
         return NOT_CACHED if cache is None else cache.find(request, self.free)
 
     def admission_blocks(self, request: Request, prefix: CachedPrefix, blocks: int, is_whole: bool) -> int:
-        """Return the free blocks that a waiting request takes if it is to hold these; `is_whole`: for all its tokens."""
+        """Return the free blocks that a waiting request takes to hold these; `is_whole`: for all its tokens."""
         return blocks - (prefix.tokens // self.view.pool.block_size - prefix.idle_blocks)
 
     def admit(self, chunk: Chunk, prefix: CachedPrefix, taken: int) -> None:

@@ -109,7 +109,11 @@ class Model:
 
     def values_moved(self, calls: int, tokens: int, cached: int) -> int:
         """Return the values that calls read and write: weights, cached tokens of their rows, new tokens."""
-        return self.weights * calls + self.kv_values * cached * self.reading_layers // self.layers + self.kv_values * tokens
+        return (
+            self.weights * calls
+            + self.kv_values * cached * self.reading_layers // self.layers
+            + self.kv_values * tokens
+        )
 
 
 SIZES = ("layers", "hidden", "heads", "kv_heads", "intermediate", "vocab")

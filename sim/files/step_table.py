@@ -188,7 +188,9 @@ def parse_shape(counts: Mapping[str, Optional[int]], batch: str, where: str) -> 
     if batch and (batch != "[]" or not known.decode_rows):
         requests, shape = parse_batch(batch, f"{where}: batch")
         rows = shape.decode_rows + known.decode_rows  # those that the batch leaves out
-        shape = shape._replace(decode_rows=rows, decode_live=rows, context=shape.context + known.context, drafts=known.drafts)
+        shape = shape._replace(
+            decode_rows=rows, decode_live=rows, context=shape.context + known.context, drafts=known.drafts
+        )
     else:
         shape = known if None not in given else complete_shape(known, counts, where)
     if not any(shape):

@@ -87,7 +87,9 @@ def verdict_line(answer: Answer) -> str:
 
 def settings_text(answer: Answer) -> str:
     """Return the settings that differ from the defaults."""
-    return ", ".join(f"{key.removeprefix('policy.').replace('.', ' ')} {value}" for key, value in answer.changed.items())
+    return ", ".join(
+        f"{key.removeprefix('policy.').replace('.', ' ')} {value}" for key, value in answer.changed.items()
+    )
 
 
 def fleet_line(answer: Answer, fleet: Fleet) -> str:

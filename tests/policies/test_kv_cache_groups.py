@@ -119,7 +119,9 @@ def test_hits_of_a_window_depend_on_the_retention_interval(
     groups: Groups, interval: Optional[int], expected: list[int]
 ) -> None:
     prompt, turn = ("prompt", 200), ("answer 0", 60)
-    requests = texts([prompt], [prompt, turn, ("b", 40)], [prompt, turn, ("c", 40)], [prompt], [("prompt", 90), ("e", 9)])
+    requests = texts(
+        [prompt], [prompt, turn, ("b", 40)], [prompt, turn, ("c", 40)], [prompt], [("prompt", 90), ("e", 9)]
+    )
     run(groups, requests, prefix_cache_retention_interval=interval)
     assert [request.cached_tokens for request in requests[1:]] == expected
 

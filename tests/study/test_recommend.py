@@ -83,10 +83,24 @@ def test_limits_that_no_setting_meets_are_said(small: Path, capsys: pytest.Captu
         ("recommend", *NAMES, "--rate", "5", "--prompt", "-3", "--output", "9"),
         ("recommend", *NAMES, "--rate", "5", "--prompt", "100", "--output", "9", "--system-prompt", "100"),
         ("recommend", *NAMES, "--profile", "h200-llama2-7b", "--rate", "5", "--prompt", "9", "--output", "9"),
-        *(("recommend", *NAMES, "--rate", "5", "--prompt", "9", "--output", "9", "--speculative", drafts)
-          for drafts in ("eagle", "eagle:much", "eagle:1.5", "hawk:0.5")),
-        ("recommend", *NAMES, "--engine", "sglang", "--rate", "5", "--prompt", "9", "--output", "9",
-         "--speculative", "eagle:0.7"),
+        *(
+            ("recommend", *NAMES, "--rate", "5", "--prompt", "9", "--output", "9", "--speculative", drafts)
+            for drafts in ("eagle", "eagle:much", "eagle:1.5", "hawk:0.5")
+        ),
+        (
+            "recommend",
+            *NAMES,
+            "--engine",
+            "sglang",
+            "--rate",
+            "5",
+            "--prompt",
+            "9",
+            "--output",
+            "9",
+            "--speculative",
+            "eagle:0.7",
+        ),
         ("recommend", "--model", "lama", "--device", "H100", "--rate", "5", "--prompt", "9", "--output", "9"),
     ],
 )
