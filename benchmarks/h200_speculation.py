@@ -201,7 +201,7 @@ class Pretended:
 
         def make(*arguments: Any) -> Any:
             drafts = made(*arguments)
-            if drafts is not None and self.pretends:
+            if self.pretends:
                 drafts.pretended = self.accept, None
             return drafts
 

@@ -35,7 +35,7 @@ RESULT_FIELDS = (
 CACHE_COUNTS = (
     "requests", "queries", "hits", "preempted_requests", "preempted_queries", "preempted_hits", "evicted_blocks",
 )  # fmt: skip
-DRAFT_COUNTS = ("rows", "drafted", "accepted", "accepted_at")
+DRAFT_COUNTS = ("rows", "drafted", "accepted", "accepted_at", "lost")
 WARM_UP_TOKENS = 32  # maximum output length of a warm-up request
 
 

@@ -19,9 +19,10 @@ from servesim.core import (
     Plan,
     Preemption,
     Request,
+    Stuck,
     View,
 )
-from servesim.policies.vllm_common import prefilling_is_last
+from servesim.policies.vllm_common import prefilling_is_last, requests_in
 
 from .rules import Unscheduled
 
@@ -179,6 +180,9 @@ class Pass:
                 drafts = self.drafting.tokens
                 if 1 + drafts > self.room:
                     break
+                if 1 + drafts > self.max_chunk:
+                    why = "vLLM aborts (AssertionError in schedule): long_prefill_token_threshold cuts empty drafts"
+                    raise Stuck(why, requests_in(view), view.now)
                 tokens += drafts
             elif tokens > self.room and not policy.enable_chunked_prefill:
                 break

@@ -80,6 +80,7 @@ def derived_drafter(profile: Profile, method: str, model: str = "") -> Optional[
         old = setting_of(replace(profile, cost=cost))
     except BadInput:  # costs of a scenario, for example, have no model
         return None
-    drafting = find_model(model, "speculative.model") if model else replace(old.model, layers=1)
+    one_layer = replace(old.model, layers=1, window=0, full_layers=0)
+    drafting = find_model(model, "speculative.model") if model else one_layer
     new = replace(old, model=drafting, server=False)  # the step has the other times of a server once
     return ScaledCost(derive_cost(without_host(cost), old, new), factor)

@@ -11,7 +11,7 @@ from typing import Callable, Final, Optional
 
 from servesim.core import Chunk, Request
 
-from .acceptance import Acceptance
+from .acceptance import Acceptance, Proposals
 from .step import Verified
 
 Accept = Callable[[Request, int], int]  # of the next row of a request with drafts: how many the model accepts
@@ -27,8 +27,17 @@ class Drafts:
         self._model: Optional[Acceptance] = None
         self.offer: Optional[Callable[[Request], int]] = None  # drafts after a step; None: always all
         self.drafted = 0
-        self.counts = [0] * (tokens + 1)  # rows by accepted drafts
+        self._counts = [0] * (tokens + 1)  # rows by accepted drafts
+        self.newest = [0] * (tokens + 1)  # the same of the newest ones: small numbers are faster to count
         self.lost = 0  # drafts behind the end of an answer: accepted ones, and those of rows that are thrown away
+
+    @property
+    def counts(self) -> list[int]:
+        """Rows with drafts that have returned, by accepted drafts."""
+        for accepted, rows in enumerate(self.newest):
+            self._counts[accepted] += rows
+            self.newest[accepted] = 0
+        return self._counts
 
     @property
     def rows(self) -> int:
@@ -42,7 +51,8 @@ class Drafts:
     @property
     def accepted_at(self) -> list[int]:
         """Accepted drafts by position."""
-        return [sum(self.counts[position + 1 :]) for position in range(self.tokens)]
+        counts = self.counts
+        return [sum(counts[position + 1 :]) for position in range(self.tokens)]
 
     def draw(self, request: Request, drafts: int) -> int:
         """Return how many drafts of a row that returns are accepted."""
@@ -60,6 +70,14 @@ class Drafts:
     def use(self, model: Acceptance) -> None:
         """Accept as many drafts as this model says."""
         self._accept, self._model = model.accept, model
+
+    def connect(
+        self, key: int, rate: Optional[float], rates: Sequence[float], proposals_key: int, proposals: float
+    ) -> None:
+        """Accept drafts by chance, and offer them by chance."""
+        self.use(Acceptance(key, rate, rates, self.tokens))
+        if proposals < 1:
+            self.offer = Proposals(proposals_key, proposals, self.tokens).offer
 
     def launch(self, chunk: Chunk, overlaps: bool, decodes: bool) -> Verified:
         """Count the drafts of a chunk as accepted. Return what the step will return."""
@@ -80,7 +98,7 @@ class Drafts:
             row.accepted = self.draw(row.request, row.drafts)
         if row.drafts:
             self.drafted += row.drafts
-            self.counts[row.accepted] = self.counts[row.accepted] + 1
+            self.newest[row.accepted] += 1
         return row.accepted
 
 

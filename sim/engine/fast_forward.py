@@ -27,7 +27,7 @@ from .draft_cohort import DraftCohort
 from .held_decodes import DecodeCost, HeldDecodes
 from .loop import Loop
 from .model_call import launch_decodes, put_in_flight, run_on
-from .plans import start_step
+from .plans import start_decode
 from .shape import Padding
 from .step import NO_REQUESTS, Step
 
@@ -45,6 +45,7 @@ class FastForward(HeldSteps):
         self.padding_rows = 0  # of all decodes
         self.max_context = 0
         self.max_row_context = 0.0  # mean of the rows of a step
+        self.max_draft_rows = 0  # rows of a step with drafts whose shape the clock has recorded
         self._only_arrivals = loop.policy.max_wait is None and loop.inbox.timeout is None
         self._costs: dict[int, dict[int, DecodeCost]] = {}  # by padding rows of the plan, then by live rows
         self._extra, self._costs_now = 0, self._costs.setdefault(0, {})  # those of the newest plan
@@ -93,22 +94,49 @@ class FastForward(HeldSteps):
 
     def _run_drafts(self, step: Step, cohort: DraftCohort) -> float:
         """Run steps in which all running requests verify their drafts: as the loop does, but without a decision."""
-        loop, server, plan, cost = self.loop, self.server, step.plan, self.loop.clock
+        loop, server, plan = self.loop, self.server, step.plan
         while True:
             running = len(server.running)
-            loop.send(step, cost.start_call(step, step.start, server.rules))
+            loop.send(step, self._end_of_drafts(step))
             now = loop.now
             horizon = loop.inbox.next_arrival if self._only_arrivals else self._horizon(None)
             if now >= min(horizon, loop.barrier) or loop.inbox.delayed or loop.port is not None:
                 return now
-            if not cohort.size or (len(server.running) < running and not plan.hold.past_finish):
+            if len(server.running) < running:
+                if not plan.hold.past_finish:
+                    return now
+                server.waits.go_on(server, now)
+            if not cohort.size or cohort.need > server.pool.free or not self._others_await_end(cohort):
                 return now
-            if cohort.size < len(server.running) or cohort.need > server.pool.free:
-                return now
-            step = start_step(server, plan, now)
-            server.waits.note(server, step, now)
+            server.rules.repeat_plan(server)
+            step = Step(plan, now, now if server.flight is None else max(now, server.flight.end))
+            start_decode(server, step)
             if loop.observers:
                 loop.notify_start(step, NO_REQUESTS, now)
+
+    def _others_await_end(self, cohort: DraftCohort) -> bool:
+        """Whether all running requests that are not in the cohort run no more."""
+        server, others = self.server, len(self.server.running) - cohort.size
+        if others and server.foresees_ends and server.flight is not None:
+            for row in server.flight.verified:
+                if row.request._cohort is None and row.request.status == "running" and cohort.awaits_end(row.request):
+                    others -= 1
+        return not others
+
+    def _end_of_drafts(self, step: Step) -> float:
+        """Return the end of a step that verifies drafts."""
+        rows, context = step.decode_rows, step.context
+        if self._reads_longest or self.padding.decode_buckets or rows > self.max_draft_rows:
+            self.max_draft_rows = rows
+            return self.loop.clock.start_call(step, step.start, self.server.rules)
+        seconds = self.cost.verify(rows, rows, context, step.drafts)
+        if not 0.0 <= seconds <= MAX_STEP:
+            check_seconds(self.cost, seconds)
+        if context > self.max_context:
+            self.max_context = context
+        if context > self.max_row_context * rows:
+            self.max_row_context = context / rows
+        return step.start + seconds
 
     def earliest_end(self, step: Step) -> float:
         """Return a time before which no step of a held plan ends that changes who decodes."""

@@ -61,7 +61,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {  # every field of these policies t
          "max_num_batched_tokens": 8192, "watermark": 0.05, "long_prefill_token_threshold": 64,
          "enable_prefix_caching": False, "async_scheduling": False, "max_num_active_seqs": 5,
          "long_prefill_token_threshold_adaptive": True},
-        *({"num_speculative_tokens": 3, "speculative_method": method, "async_scheduling": method != "ngram"}
+        *({"speculative": {"method": method, "tokens": 3, "acceptance": 0.5}}
           for method in ("ngram", "eagle", "eagle3", "draft_model")),
     ],
     "vllm": [{}, {"max_num_batched_tokens": 4096, "delay_factor": 0.5, "preemption_mode": "swap"}],
@@ -77,7 +77,10 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {  # every field of these policies t
 
 
 def scenario(policy: str, fields: dict[str, Any] | None = None, **engine: Any) -> Scenario:
-    tree = {"workload": WORKLOAD, "policy": {"name": policy, **(fields or {})}, "engine": engine}
+    """Return a scenario with fields of its policy, and the section `speculative` among them."""
+    own = dict(fields or {})
+    sections = {"engine": engine, "speculative": own.pop("speculative", None)}
+    tree = {"workload": WORKLOAD, "policy": {"name": policy, **own}, **sections}
     return scenario_from({**tree, "profile": "ascend910b4-llama2-7b"})
 
 
@@ -190,21 +193,32 @@ def test_asynchronous_scheduling_has_a_flag_where_vllm_would_decide() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "config"),
+    ("section", "model"),
     [
-        ("ngram", {"method": "ngram", "num_speculative_tokens": 3}),
-        ("mtp", {"method": "mtp", "num_speculative_tokens": 3}),
-        ("eagle", {"method": "eagle", "model": "DRAFT_MODEL", "num_speculative_tokens": 3}),
+        ({"method": "ngram"}, None),
+        ({"method": "mtp"}, None),
+        ({"method": "eagle"}, "DRAFT_MODEL"),
+        ({"method": "draft_model", "model": "qwen3-4b"}, "Qwen/Qwen3-4B"),
     ],
 )
-def test_drafts_are_exported_as_json_and_the_user_names_the_draft_model(method: str, config: dict[str, Any]) -> None:
-    fields = {"num_speculative_tokens": 3, "speculative_method": method, "async_scheduling": method != "ngram"}
+def test_drafts_are_exported_as_json_and_the_user_names_the_draft_model(
+    section: dict[str, Any], model: str | None
+) -> None:
+    fields = {"speculative": {**section, "tokens": 3, "acceptance": 0.5}}
     exported = export_scenario(scenario("vllm-v1", fields, num_blocks=900), "vllm")
     words = words_of(exported)
-    assert json.loads(words[words.index("--speculative-config") + 1]) == config
-    assert ("DRAFT_MODEL" in str(exported.notes)) == ("model" in config)
-    missing = export_scenario(scenario("vllm-v1", {**fields, "mtp_modules": 2}, num_blocks=900), "vllm").not_expressed
-    assert missing == ["policy.mtp_modules=2: a property of the model"]
+    own = {} if model is None else {"model": model}
+    expected = {"method": section["method"], **own, "num_speculative_tokens": 3}
+    assert json.loads(words[words.index("--speculative-config") + 1]) == expected
+    assert any("DRAFT_MODEL" in note for note in exported.notes) == (model == "DRAFT_MODEL")
+    assert exported.not_expressed == []
+
+
+def test_modules_of_mtp_are_no_setting() -> None:
+    fields = {"speculative": {"method": "mtp", "modules": 2, "tokens": 2, "acceptance": 0.5},
+              "enable_prefix_caching": False}  # fmt: skip
+    exported = export_scenario(scenario("vllm-v1", fields, num_blocks=900), "vllm")
+    assert exported.not_expressed == ["policy.mtp_modules=2: a property of the model"]
 
 
 def test_the_prefix_cache_is_exported_as_simulated() -> None:
@@ -425,9 +439,10 @@ RECORDED = {"name": "vllm-v1", "max_num_seqs": 64, "async_scheduling": False}
 COMMAND = ["meta/llama", "--dtype=float32", "--max_num_seqs", "64", "-tp", "2", "--watermark", "0.1", "--enforce-eager"]
 
 
-def recorded_scenario(folder: Path, settings: list[str]) -> Exported:
+def recorded_scenario(folder: Path, settings: list[str], **sections: Any) -> Exported:
     """Export a scenario with the profile of a server that `sim calibrate vllm` has recorded."""
     server = {"command": COMMAND, "policy": {**RECORDED, "watermark": 0.1}, "engine": {"num_blocks": 900}}
+    server |= sections
     write_profile(folder / "profile", {"name": "x", "server": server}, LinearCost(0.01))
     tree = {**server, "workload": WORKLOAD, "profile": str(folder / "profile")}
     del tree["command"]
@@ -452,6 +467,14 @@ def test_changed_settings_of_a_recorded_server_replace_its_flags(tmp_path: Path)
         "+ --async-scheduling",
     ]  # fmt: skip
     assert "# the recorded command with these changes:\n# - --max_num_seqs 64\n" in exported.render("x")
+
+
+def test_drafts_of_a_recorded_server_stay_until_they_change(tmp_path: Path) -> None:
+    drafts = {"method": "ngram", "tokens": 2, "acceptance": 0.4}
+    changed = ["speculative={method: ngram, tokens: 2, acceptance: 0.4}"]
+    flag = '--speculative-config \'{"method": "ngram", "num_speculative_tokens": 2}\''
+    assert recorded_scenario(tmp_path, changed).changes == [f"+ {flag}"]
+    assert recorded_scenario(tmp_path, changed, speculative=drafts).changes == []
 
 
 def test_sglang_without_a_block_size_has_pages_of_one_token() -> None:

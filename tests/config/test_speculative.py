@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from servesim.config.layers import apply_assignment, assemble, setting_layers
 from servesim.config.scenario import Scenario, scenario_from
-from servesim.core import BadInput
-from servesim.core import Request
+from servesim.core import BadInput, Request
 from servesim.engine.acceptance import MODULUS, Acceptance
 
 BASE: dict[str, Any] = {"policy": {"name": "vllm-v1"}, "speculative": {"tokens": 3, "acceptance": 0.6}}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from servesim.calibrate.probe.sample_set import Samples
+from servesim.config.scenario import scenario_from
 from servesim.core import Shape, StepCost
 from servesim.core.errors import BadInput
 from servesim.costs.derivation import Setting, derive_profile, setting_of
@@ -21,6 +22,8 @@ from servesim.costs.mapping import cost_from, cost_mapping
 from servesim.costs.parts import NO_HOST, DecodePart, HostPart, MixedPart, PartsCost, PrefillPart
 from servesim.costs.public_models import find_device, find_model
 from servesim.files.step_table import ModelCall, read_calls, read_steps, write_calls
+from servesim.runs.run_warnings import run_warnings
+from servesim.runs.simulate import simulate
 
 PREFILL = PrefillPart(((16.0, 0.01), (256.0, 0.02), (512.0, 0.04)), cross=1e-9)
 DECODE = DecodePart(((1.0, 0.01), (8.0, 0.012), (64.0, 0.016)), live=1e-5, context=1e-7)
@@ -168,6 +171,34 @@ def test_a_draft_model_is_a_model_of_its_own() -> None:
     assert named.decode(4, 4, 400) == pytest.approx(whole.decode(4, 4, 400))
     with pytest.raises(BadInput, match=r"speculative\.model: expected a known model"):
         derived_drafter(profile, "draft_model", "unknown")
+
+
+def test_a_run_with_drafts_warns_only_if_the_drafting_time_is_not_known() -> None:
+    def warnings(profile: Any, **section: Any) -> list[str]:
+        tree = {"policy": {"name": "vllm-v1"}, "profile": profile, "engine": {"num_blocks": 1000}}
+        scenario = scenario_from({**tree, "speculative": {"tokens": 2, "acceptance": 0.5, **section}})
+        found = run_warnings(scenario, load_profile(profile), None)
+        return [str(warning) for warning in found if "drafting" in str(warning)]
+
+    costs = {"kind": "linear", "base": 0.01}
+    assert len(warnings(costs)) == 1
+    assert warnings(costs, method="ngram") == warnings(costs, drafting=0.0) == warnings("h200-llama2-7b") == []
+    assert len(warnings("h200-llama2-7b", method="draft_model")) == 1
+    assert warnings("h200-llama2-7b", method="draft_model", model="qwen3-4b") == []
+
+
+def test_drafts_count_in_the_range_of_the_profile() -> None:
+    """40 rows with 15 drafts each have 640 tokens; the prompts of the profile have up to 100."""
+    cost = {"kind": "parts", "prefill": {"tokens": [[1, 0.01], [16, 0.011]]}, "decode": {"rows": [[1, 0.01]]}}
+    profile = Profile("p", cost_from(cost, "cost"), {"grid": {"prefill_tokens": [1, 100], "decode_rows": [1, 64]}})
+    workload = {"requests": 40, "arrivals": {"kind": "burst"}, "lengths": {"prompt": 2, "output": 40}}
+    tree = {"policy": {"name": "vllm-v1"}, "engine": {"num_blocks": 9000}, "workload": workload}
+    drafts = {"tokens": 15, "acceptance": 0.0}
+    plain, drafted = (
+        simulate(scenario_from({**tree, **more}), profile=profile) for more in ({}, {"speculative": drafts})
+    )
+    assert plain.outside_profile == []
+    assert drafted.outside_profile == ["prefill_tokens 640 (measured 1 to 100)"]
 
 
 def test_a_derived_server_splits_the_contexts_of_rows_with_drafts() -> None:

@@ -112,7 +112,7 @@ def vars_of(stats: Any) -> dict[str, Any]:
     return {name: getattr(stats, name) for name in names}
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(120))
 def test_one_pass_over_all_decodes_gives_the_same_run_as_request_by_request(seed: int) -> None:
     expected = run(seed, one_by_one=True, observed=True)
     got = run(seed, one_by_one=False, observed=True)
