@@ -8,8 +8,7 @@ server that knows its arrivals from the beginning.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any
 
 from servesim.core import Request
 from servesim.routers.router import Replica as Reported
@@ -17,7 +16,6 @@ from servesim.routers.router import Replica as Reported
 from .loop import Loop
 from .server import Server
 from .step import Step
-from .texts import Text
 
 NO_ENDS: list[tuple[float, Request]] = []
 
@@ -90,9 +88,11 @@ class Replica:
             self._step()
 
     def _run_held_plan(self, held: Step) -> None:
-        self.loop.held = None
-        self.loop.run_held(held)
-        self.wakes_at = self.loop.now
+        loop = self.loop
+        loop.run_held(held)
+        self.wakes_at = loop.now
+        if loop.held is not None:
+            self._bound = self._fast_forward.earliest_end(loop.held)
 
     def _run_alone(self) -> float:
         """Run all steps of a replica whose requests are all known."""
@@ -135,37 +135,19 @@ class Replica:
     def server(self) -> Server:
         return self.loop.server
 
-    def run_held(self, now: float) -> None:
-        """Run the held steps that are decided before now."""
-        while self.loop.held is not None:
+    def run_held(self, now: float, pauses: bool = False) -> None:
+        """Run the held steps that are decided before now; `pauses`: their plan may go on later."""
+        loop = self.loop
+        loop.pauses = pauses
+        while loop.held is not None and not (pauses and loop.now >= now):
             self._bound = -math.inf
             self.run_until(now)
+        loop.pauses = True
 
     def report(self, now: float) -> Reported:
         """Return what the replica says about itself, with the results of the step that runs now."""
-        self.run_held(now)
-        server = self.loop.server
-        pool = server.pool
-        waiting = len(server.waiting) + len(server.swapped)
-        if self.loop.port is not None:
-            waiting += len(self.loop.port.queue)
-        return Reported(waiting, len(server.running), pool.held / max(1, pool.total))
-
-
-class CachedTokens:
-    """Tells how many tokens of a request each replica has in its prefix cache."""
-
-    __slots__ = ("_replicas", "_request", "_text")
-
-    def __init__(self, replicas: Sequence[Replica], request: Request) -> None:
-        self._replicas = replicas
-        self._request = request
-        self._text: Optional[Text] = None
-
-    def __call__(self, number: int) -> int:
-        request, cache = self._request, self._replicas[number].server.prefix_cache
-        if cache is None or request.content is None:
-            return 0
-        if self._text is None:
-            self._text = Text(request)
-        return cache.cached_tokens(self._text, request.prompt)
+        self.run_held(now, True)
+        server, port = self.loop.server, self.loop.port
+        pool, held = server.pool, 0 if self._fast_forward is None else self._fast_forward.blocks_taken
+        waiting = len(server.waiting) + len(server.swapped) + (0 if port is None else len(port.queue))
+        return Reported(waiting, len(server.running), (pool.held + held) / max(1, pool.total))
