@@ -7,6 +7,7 @@ it; a choice does not. So a recording of a real router can be followed choice by
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -205,7 +206,14 @@ class OwnCounts(Router):
         return False
 
 
-def least(scores: Sequence[float], present: Sequence[int]) -> list[int]:
+def least(scores: list[Any], present: Sequence[int]) -> list[int]:
     """Return the replicas with the lowest score."""
-    lowest = min(scores if len(present) == len(scores) else [scores[replica] for replica in present])
-    return [replica for replica in present if scores[replica] == lowest]
+    found: list[int] = []
+    lowest = math.inf
+    for replica in present:
+        score: float = scores[replica]
+        if score < lowest:
+            lowest, found = score, [replica]
+        elif score == lowest:
+            found.append(replica)
+    return found

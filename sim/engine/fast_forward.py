@@ -111,7 +111,6 @@ class FastForward(HeldSteps):
         return cost.linear and not (self._learns or loop.inbox.delayed or loop.has_unreported)
 
     def earliest_end(self, step: Step) -> float:
-        """Return a time before which no step of a held plan ends that changes who decodes."""
         cohort, plan, flight, held = self.server.cohort, step.plan, self.server.flight, self._held
         cost = self._cost_of(cohort.size, plan.padding_rows)
         if not self._may_wait(cost):
@@ -129,7 +128,6 @@ class FastForward(HeldSteps):
 
     @property
     def blocks_taken(self) -> int:
-        """Blocks of the steps of a paused segment that the pool has not given yet."""
         return self._held.taken if self._is_paused and not self._is_over else 0
 
     def _begin(self, step: Step, cold: float, past_finish: bool) -> None:

@@ -8,7 +8,6 @@ server that knows its arrivals from the beginning.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from servesim.core import Request
 from servesim.routers.router import Replica as Reported
@@ -23,12 +22,11 @@ NO_ENDS: list[tuple[float, Request]] = []
 class Replica:
     """The loop of one server in a fleet."""
 
-    __slots__ = ("_bound", "_fast_forward", "horizon", "idle_s", "loop", "sent", "wakes_at")
+    __slots__ = ("_bound", "horizon", "idle_s", "loop", "sent", "wakes_at")
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
         loop.in_fleet = True
-        self._fast_forward: Any = loop.fast_forward  # None: every step runs alone
         self._bound = 0.0  # held steps change nothing before this time
         self.horizon = 0.0  # the time up to which it runs now
         self.wakes_at = 0.0  # when it may change something next
@@ -47,7 +45,7 @@ class Replica:
         """Go on with a new server, which is empty."""
         idle = max(0.0, now - self.loop.now)
         self.idle_s += idle
-        self.loop, self._fast_forward = loop, loop.fast_forward
+        self.loop = loop
         loop.in_fleet, loop.now = True, now
         self.wakes_at = now
 
@@ -91,8 +89,7 @@ class Replica:
         loop = self.loop
         loop.run_held(held)
         self.wakes_at = loop.now
-        if loop.held is not None:
-            self._bound = self._fast_forward.earliest_end(loop.held)
+        self._set_bound()
 
     def _run_alone(self) -> float:
         """Run all steps of a replica whose requests are all known."""
@@ -109,9 +106,13 @@ class Replica:
         loop = self.loop
         loop.sleeps = False
         next_event = loop.step()
-        if loop.held is not None:
-            self._bound = self._fast_forward.earliest_end(loop.held)
         self.wakes_at = loop.now if next_event is None else next_event
+        self._set_bound()
+
+    def _set_bound(self) -> None:
+        held, fast_forward = self.loop.held, self.loop.fast_forward
+        if held is not None and fast_forward is not None:
+            self._bound = fast_forward.earliest_end(held)
 
     @property
     def next_event(self) -> float:
@@ -147,7 +148,7 @@ class Replica:
     def report(self, now: float) -> Reported:
         """Return what the replica says about itself, with the results of the step that runs now."""
         self.run_held(now, True)
-        server, port = self.loop.server, self.loop.port
-        pool, held = server.pool, 0 if self._fast_forward is None else self._fast_forward.blocks_taken
+        server, port, fast_forward = self.loop.server, self.loop.port, self.loop.fast_forward
         waiting = len(server.waiting) + len(server.swapped) + (0 if port is None else len(port.queue))
-        return Reported(waiting, len(server.running), (pool.held + held) / max(1, pool.total))
+        blocks = server.pool.held + (0 if fast_forward is None else fast_forward.blocks_taken)
+        return Reported(waiting, len(server.running), blocks / max(1, server.pool.total))
