@@ -117,12 +117,16 @@ class FastForward(HeldSteps):
             return step.decided
         if flight is not None and (flight.ends or flight.sampled) and (self._is_over or not self._is_paused):
             return math.nextafter(flight.end, 0.0)  # first or last tokens, before the next step
-        hold, horizon, _ = self._bounds(plan)
-        start, context, steps = step.start, cohort.context, min(hold, cohort.next_finish - cohort.steps)
+        steps, horizon, _ = self._bounds(plan)
+        start, context, first = step.start, cohort.context, 1  # the first step has its blocks
         if self._is_paused:
-            start, steps = held.end, min(self._hold, cohort.next_finish - cohort.steps)
-            if not self._is_over:
-                context, steps = held.context + held.live, self._limit - self._further
+            start, steps, first = held.end, self._hold, 0
+        if self._is_paused and not self._is_over:
+            context, steps = held.context + held.live, self._limit - self._further
+        else:
+            steps = min(steps, cohort.next_finish - cohort.steps)
+            held.set_blocks(self._free_blocks(plan.hold.keep_free), cohort.steps + first)
+        steps = first + held.steps_with_blocks(steps - first, cohort.size)
         seconds = steps * cost.fixed + cost.slope * (context + (steps - 1) * cohort.size / 2) * steps
         return min(horizon, start + seconds * ROUNDED_DOWN)
 
