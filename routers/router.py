@@ -206,6 +206,16 @@ class OwnCounts(Router):
         return False
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(frozen=True)
+class OwnChoices(OwnCounts):
+    """A router whose choices do not depend on what the replicas do."""
+
+    @property
+    def learns(self) -> bool:
+        return False
+
+
 def least(scores: list[Any], present: Sequence[int]) -> list[int]:
     """Return the replicas with the lowest score."""
     found: list[int] = []
