@@ -10,6 +10,9 @@ of them whether its plan still holds.
 With two steps in flight, a segment launches a step, receives the one before it, and runs further equal steps. All but
 the last of these return, too. A segment has no further steps if the first two change who decodes.
 
+In a fleet, a plan pauses at the barrier: the next arrival at any replica. If that request goes to another one, the
+segment goes on later, as if it had not stopped. So the router can be told what has ended at the price of no decision.
+
 Why it is exact. Every duration uses the formula of a single step (`fixed + slope * context`, or `StepCost.decode`).
 Durations are added to the time one by one, in the same order. So every float is rounded in the same way. Blocks are
 allocated in the order of the steps. Tests compare all times and metrics of every policy with and without it.

@@ -109,9 +109,9 @@ class Fleet(Servers):
         while self._is_coupled or self._next_arrival() < math.inf:
             if self._is_coupled:  # otherwise nothing happens that SimPy would have to order
                 yield from self._sleep(self._next_arrival())
+                if self._next_arrival() > self._env.now:
+                    continue  # it was woken, because something has changed
             time = self._next_arrival()
-            if self._is_coupled and time > self._env.now:
-                continue  # it was woken, because something has changed
             self._catch_up(time)
             self._tell_router(time)
             while self._next_arrival() <= time:
@@ -121,23 +121,25 @@ class Fleet(Servers):
             process.interrupt()
 
     def _run_replica(self, number: int) -> Generator[simpy.Event, Any, None]:
-        replica = self.replicas[number]
         while True:
-            if self._is_coupled:  # a report may have run held steps, whose ends bring requests
-                self._release()
-            replica.loop.expects = self._next_arrival() < math.inf
-            self._running = replica
-            time = replica.run_until(self._horizon(number))
-            self._running = None
-            if self._is_coupled:
-                self._release()
+            time = self._run_steps(number)
             yield from self._sleep(time if self._is_coupled else math.inf, LAST + number)
 
-    def _catch_up(self, now: float) -> None:
-        """Run the replicas that may have changed something up to now. In a coupled fleet, they have run by themselves.
+    def _run_steps(self, number: int) -> float:
+        """Run a replica as far as nothing from outside can change it. Return when it may change something next."""
+        replica = self.replicas[number]
+        if self._is_coupled:  # a report may have run held steps, whose ends bring requests
+            self._release()
+        replica.loop.expects = self._next_arrival() < math.inf
+        self._running = replica
+        time = replica.run_until(self._horizon(number))
+        self._running = None
+        if self._is_coupled:
+            self._release()
+        return time
 
-        So a replica needs no event of SimPy for each of its steps.
-        """
+    def _catch_up(self, now: float) -> None:
+        """Run the replicas that may have changed something up to now. In a coupled fleet, they run by themselves."""
         for replica in self.replicas if not self._is_coupled else ():
             if replica.wakes_at < now:
                 replica.run_until(now)
