@@ -32,7 +32,7 @@ from servesim.policies.vllm_flags import (
     token_flags,
 )
 
-from .policy import SETTING_SINCE
+from .settings import SETTING_SINCE
 
 ANY_BLOCK_SIZE = (0, 18, 0)
 DECIDES_ASYNC = (0, 14, 0)  # without a flag, vLLM itself decides about asynchronous scheduling; never before

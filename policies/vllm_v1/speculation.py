@@ -7,7 +7,7 @@ one, because each may get another number of tokens.
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any, Final, Optional
+from typing import Any, Final, Optional
 
 from servesim.core import (
     DECODE_PAST_FINISH,
@@ -25,16 +25,13 @@ from servesim.core import (
 from servesim.policies.vllm_common import prefilling_is_last, requests_in
 
 from .rules import Unscheduled
-
-if TYPE_CHECKING:
-    from .policy import VLLMV1
-
+from .settings import VLLMSettings
 
 NO_PROMPTS: Final[AbstractSet[Request]] = frozenset()
 DECODE_ONCE: Final = Plan(decode=True)
 
 
-def decide(policy: VLLMV1, view: View) -> Plan:
+def decide(policy: VLLMSettings, view: View) -> Plan:
     """Return the plan of a step. If no prompt is there and nothing is short, the requests need not be looked at."""
     rows, drafting = view.decoding, policy.drafting
     if rows and rows == len(view.running) and not len(view.waiting):
@@ -51,7 +48,7 @@ def decide(policy: VLLMV1, view: View) -> Plan:
 class Pass:
     """One decision: what is left for further requests, and what it has planned."""
 
-    def __init__(self, policy: VLLMV1, view: View, one_by_one: bool = False) -> None:
+    def __init__(self, policy: VLLMSettings, view: View, one_by_one: bool = False) -> None:
         self.policy, self.view, self.drafting = policy, view, policy.drafting
         self.tokens = self.inputs = policy.max_num_batched_tokens
         self.free = view.pool.free
