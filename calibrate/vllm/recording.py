@@ -19,7 +19,8 @@ from servesim.core import BadInput, field_values
 from servesim.costs.model_config import KEYS
 from servesim.files.read import parse_json, quote
 from servesim.files.step_table import MeasuredStep, read_steps
-from servesim.policies.vllm_v1.policy import NEWEST, OLDEST, SETTING_SINCE, VLLMV1, is_version, version_number
+from servesim.policies.vllm_v1.policy import VLLMV1
+from servesim.policies.vllm_v1.settings import NEWEST, OLDEST, SETTING_SINCE, is_version, version_number
 
 HEADER_TIMEOUT_S = 10.0
 WRITTEN_S = 0.5  # until the recorder has written the last step

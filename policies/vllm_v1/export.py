@@ -32,7 +32,7 @@ from servesim.policies.vllm_flags import (
     token_flags,
 )
 
-from .policy import SETTING_SINCE
+from .settings import SETTING_SINCE
 
 ANY_BLOCK_SIZE = (0, 18, 0)
 DECIDES_ASYNC = (0, 14, 0)  # without a flag, vLLM itself decides about asynchronous scheduling; never before
@@ -77,7 +77,6 @@ def v1_flags(scenario: Scenario, policy: Any) -> dict[str, Any]:
         "--scheduling-policy": policy.policy,
         **memory_flags(scenario, engine.num_blocks + 1),
         **switch("enable-prefix-caching", policy.enable_prefix_caching),
-        "--prefix-cache-retention-interval": "None" if interval is None else interval or None,
         "--kv-offloading-size": None if host is None else blocks_gib(scenario, host.blocks),
         **(switch("async-scheduling", policy.async_scheduling) if may_be_async else {}),
         "--prefix-cache-retention-interval": None if interval == 0 else interval or "None",  # 0 is the default

@@ -98,7 +98,8 @@ class GroupCache(KvCache):
     """The blocks of one server."""
 
     __slots__ = (
-        "_ends", "_keys", "_pieces", "_undo", "appends_all", "caches", "free", "idle", "names", "newest", "rules", "tables",
+        "_ends", "_keys", "_pieces", "_undo", "appends_all", "caches", "free", "idle", "names", "newest", "rules",
+        "tables",
     )  # fmt: skip
 
     def __init__(self, pool: BlockPool, rules: WindowRules, caches: bool, apart: bool, appends_all: bool) -> None:
@@ -134,27 +135,36 @@ class GroupCache(KvCache):
             self._undo.append(undo)
 
     def _link(self, block: Block, after: Block) -> None:
-        """Put a block into the ring, before another one."""
+        """Put a block that one request has held into the ring, before another one."""
         block.before, block.after = after.before, after
         block.before.after = after.before = block
+        block.refs = 0
         self.free += 1
-        self.idle += block.key is not None
-        self._note(self._unlink, block)
+        if block.key is not None:
+            self.idle += 1
+        if self._undo is not None:  # as `_note`, which costs more
+            self._undo.append((self._unlink, block))
 
     def _unlink(self, block: Block) -> None:
+        """Take a block out of the ring, for one request."""
         block.before.after, block.after.before = block.after, block.before
+        block.refs = 1
         self.free -= 1
-        self.idle -= block.key is not None
-        self._note(self._link, block, block.after)
+        if block.key is not None:
+            self.idle -= 1
+        if self._undo is not None:
+            self._undo.append((self._link, block, block.after))
 
     def _count(self, block: Block, more: int) -> None:
+        """Change the number of requests that hold a block; some do before and afterwards."""
         block.refs += more
         self._note(self._count, block, -more)
 
     def _name(self, block: Block, group: int, key: Hashable, place: int) -> None:
         block.group, block.key = group, key
         self.names[group].setdefault(key, []).insert(place, block)
-        self._note(self._unname, block)
+        if self._undo is not None:
+            self._undo.append((self._unname, block))
 
     def _unname(self, block: Block) -> None:
         names = self.names[block.group]
@@ -170,7 +180,6 @@ class GroupCache(KvCache):
         block = self._ends.after
         assert block is not self._ends, "the plan needs more blocks than are free"
         self._unlink(block)
-        self._count(block, 1)
         if block.key is not None:
             self._unname(block)
             self.stats.evicted_blocks += self._undo is None
@@ -181,10 +190,9 @@ class GroupCache(KvCache):
         first, named = self._ends.after, []
         for block in blocks:
             assert block is not None
-            self._count(block, -1)
-            if block.refs:
-                continue
-            if block.key is None and not self.appends_all:
+            if block.refs > 1:
+                self._count(block, -1)
+            elif block.key is None and not self.appends_all:
                 self._link(block, first)
             else:
                 named.append(block)
@@ -199,8 +207,8 @@ class GroupCache(KvCache):
     def roll_back(self) -> None:
         """Take back all changes of a draft."""
         undo, self._undo = self._undo, None
-        for action, *values in reversed(undo or ()):
-            action(*values)
+        for call in reversed(undo or ()):
+            call[0](*call[1:])
 
     def carry_out(self, changes: Iterable[Change]) -> None:
         """Make the changes of a plan."""
@@ -222,9 +230,10 @@ class GroupCache(KvCache):
                 self._enter(request, change.hit)
             table = self.tables[request]
             for cells in table.groups:
-                while len(cells) < change.blocks:
+                for _ in range(change.blocks - len(cells)):
                     cells.append(self._take())
-                    self._note(cells.pop)
+                    if self._undo is not None:
+                        self._undo.append((cells.pop,))
             self._name_full(request, table, change.tokens)
 
     def _slide(self, table: Table, processed: int) -> None:
@@ -248,9 +257,10 @@ class GroupCache(KvCache):
             cells.extend([None] * gone)
             for key in keys[gone : hit.blocks]:
                 block = names[key][0]
-                if not block.refs:
+                if block.refs:
+                    self._count(block, 1)
+                else:
                     self._unlink(block)
-                self._count(block, 1)
                 cells.append(block)
         self.tables[request] = table
         self._note(self.tables.pop, request)
@@ -322,8 +332,9 @@ class GroupCache(KvCache):
         return 0
 
     def note_known(self, request: Request) -> None:
-        known = min(request._cached, request.prompt + request._written - 1) - request._in_flight
-        self._name_full(request, self.tables[request], known)
+        if self.caches:
+            known = min(request._cached, request.prompt + request._written - 1) - request._in_flight
+            self._name_full(request, self.tables[request], known)
 
     def release(self, request: Request, known: int, may_return: bool) -> int:
         if request in self.tables:

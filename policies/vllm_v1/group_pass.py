@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Optional
+from typing import Optional
 
 from servesim.core import CachedPrefix, Chunk, Plan, Request, View
 
 from .group_cache import ADMIT, LEAVE, SLIDE, TAKE, Change, GroupCache
+from .settings import VLLMSettings
 from .speculation import Pass
 from .window_rules import Hit
-
-if TYPE_CHECKING:
-    from .policy import VLLMV1
 
 
 class GroupPass(Pass):
     """One decision, which lists the changes of the cache in their order."""
 
-    def __init__(self, policy: VLLMV1, view: View, cache: GroupCache) -> None:
+    def __init__(self, policy: VLLMSettings, view: View, cache: GroupCache) -> None:
         super().__init__(policy, view, one_by_one=True)
-        self.cache, self.changes = cache, []
+        self.cache = cache
+        self.planned: list[Change] = []
+        self.changes = self.planned
         self.hit: Optional[Hit] = None  # of the waiting request that is tried
-        in_flight = policy.max_num_batched_tokens * policy.rules().steps_in_flight
+        in_flight = policy.max_num_batched_tokens * (2 if policy.async_scheduling else 1)
         self.caps = [cache.rules.most(kind, in_flight, self.most) for kind in cache.rules.kinds]
 
     def run(self) -> Plan:
@@ -32,19 +32,21 @@ class GroupPass(Pass):
             self.cache.roll_back()
 
     def change(self, change: Change) -> None:
-        self.changes.append(change)
+        self.planned.append(change)
         self.cache.make(change)
         self.free = self.cache.free
 
     def missing(self, request: Request, tokens: int) -> int:
-        cache = self.cache
+        cache, cached, size = self.cache, request.cached, self.view.pool.block_size
         table = cache.tables[request]
-        processed = request.cached - cache.newest.get(request, 0)
+        processed = cached - cache.newest.get(request, 0)
         for kind in cache.rules.sliding:
-            if cache.rules.out(kind, processed) > table.gone[kind.groups[0]]:
+            if processed - kind.reach >= (table.gone[kind.groups[0]] + 1) * size:
                 self.change(Change(SLIDE, request, processed))
                 break
-        return max(0, self.blocks(request.cached + tokens) - table.length) * len(table.groups)
+        if cached + tokens + self.drafting.lookahead <= table.length * size:
+            return 0
+        return max(0, self.blocks(cached + tokens) - table.length) * len(table.groups)
 
     def take(self, request: Request, tokens: int, missing: int) -> None:
         cache, known = self.cache, min(request.cached + tokens, request.length) - request.in_flight

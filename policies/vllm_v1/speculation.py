@@ -7,7 +7,7 @@ one, because each may get another number of tokens.
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any, Final, Optional
+from typing import Any, Final, Optional
 
 from servesim.core import (
     DECODE_PAST_FINISH,
@@ -25,19 +25,30 @@ from servesim.core import (
 from servesim.policies.vllm_common import prefilling_is_last, requests_in
 
 from .rules import Unscheduled
-
-if TYPE_CHECKING:
-    from .policy import VLLMV1
-
+from .settings import VLLMSettings
 
 NO_PROMPTS: Final[AbstractSet[Request]] = frozenset()
 DECODE_ONCE: Final = Plan(decode=True)
 
 
+def decide(policy: VLLMSettings, view: View) -> Plan:
+    """Return the plan of a step. If no prompt is there and nothing is short, the requests need not be looked at."""
+    rows, drafting = view.decoding, policy.drafting
+    if rows and rows == len(view.running) and not len(view.waiting):
+        inputs = rows * (1 + drafting.tokens + drafting.slots)
+        if (
+            inputs <= policy.max_num_batched_tokens
+            and 1 + drafting.tokens <= policy.max_chunk(rows)
+            and view.decode_block_need <= view.pool.free
+        ):
+            return DECODE_PAST_FINISH
+    return Pass(policy, view).run()
+
+
 class Pass:
     """One decision: what is left for further requests, and what it has planned."""
 
-    def __init__(self, policy: VLLMV1, view: View, one_by_one: bool = False) -> None:
+    def __init__(self, policy: VLLMSettings, view: View, one_by_one: bool = False) -> None:
         self.policy, self.view, self.drafting = policy, view, policy.drafting
         self.tokens = self.inputs = policy.max_num_batched_tokens
         self.free = view.pool.free
@@ -184,6 +195,9 @@ class Pass:
                     why = "vLLM aborts (AssertionError in schedule): long_prefill_token_threshold cuts empty drafts"
                     raise Stuck(why, requests_in(view), view.now)
                 tokens += drafts
+                if tokens > self.max_chunk:
+                    why = "vLLM ends with an AssertionError: long_prefill_token_threshold cuts empty drafts of request"
+                    raise Stuck(f"{why} {request.id}", requests_in(view), view.now)
             elif tokens > self.room and not policy.enable_chunked_prefill:
                 break
             tokens = min(tokens, self.room)
@@ -206,7 +220,7 @@ class Pass:
         return NOT_CACHED if cache is None else cache.find(request, self.free)
 
     def admission_blocks(self, request: Request, prefix: CachedPrefix, blocks: int, is_whole: bool) -> int:
-        """Return the free blocks that a waiting request takes if it is to hold these; `is_whole`: for all its tokens."""
+        """Return the free blocks that a waiting request takes to hold these; `is_whole`: for all its tokens."""
         return blocks - (prefix.tokens // self.view.pool.block_size - prefix.idle_blocks)
 
     def admit(self, chunk: Chunk, prefix: CachedPrefix, taken: int) -> None:

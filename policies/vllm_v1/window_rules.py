@@ -73,7 +73,7 @@ class WindowRules:
         need, segment = kind.in_row + self.drops, 1 if self.segment is None else self.segment
         if segment and (need >= segment or (block >= self.drops and (block - self.drops) % segment >= segment - need)):
             return True
-        return self.segment is not None and any([end - need <= block < end for end in ends])
+        return self.segment is not None and any(end - need <= block < end for end in ends)
 
 
 Names = Sequence[Mapping[Hashable, object]]  # by group: the keys of the blocks that have a name
@@ -83,7 +83,9 @@ def find_hit(rules: WindowRules, names: Names, keys: Sequence[Hashable], length:
     """Return what the cache has of a request with this number of known tokens. Its last token is always computed."""
     size = rules.block_size
     hit, full, longest = (length - 1) // size, length // size, 0
-    starts, found, dropped = {}, {}, set()
+    starts: dict[int, int] = {}  # by kind
+    found: dict[int, int] = {}
+    dropped: set[int] = set()
     alone = len(rules.windows) == 1
     while True:
         current = hit
@@ -114,15 +116,16 @@ def find_hit(rules: WindowRules, names: Names, keys: Sequence[Hashable], length:
 
 def longest_run(kind: Kind, names: Names, keys: Sequence[Hashable], limit: int, drop: bool) -> tuple[int, int]:
     """Return the first block and the end of what the groups of a kind have of the first blocks of a text."""
-    groups = [names[group] for group in kind.groups]
+    first, others = names[kind.groups[0]], [names[group] for group in kind.groups[1:]]
     if kind.window is None:
         end = 0
-        while end < limit and all([keys[end] in group for group in groups]):
+        while end < limit and keys[end] in first and (not others or all(keys[end] in group for group in others)):
             end += 1
         return 0, end - 1 if drop and end else end
     need, row = max(1, kind.in_row + drop), 0
     for block in range(limit - 1, -1, -1):
-        row = row + 1 if all([keys[block] in group for group in groups]) else 0
+        key = keys[block]
+        row = row + 1 if key in first and all(key in group for group in others) else 0
         if row >= need:
             return block, block + row - drop
     return 0, row - 1 if drop and row else row

@@ -31,7 +31,7 @@ class Acceptance:
     """
 
     def __init__(self, key: int, rate: Optional[float], rates: Sequence[float] = (), tokens: int = MAX_DRAFTS) -> None:
-        self.key = key  # of the random stream
+        self.start = zlib.crc32(f"{key} ".encode())  # key of the random stream
         self.rate = rate  # of each draft, if those before it are accepted; None: that of the request
         self.tokens = tokens  # the most drafts of a row
         self.bounds = bounds_of(rates)  # a smaller number accepts the draft at this position
@@ -41,7 +41,7 @@ class Acceptance:
 
     def accept(self, request: Request, drafts: int) -> int:
         """Return how many drafts of the next row of a request are accepted."""
-        luck = request.luck or first_luck(self.key, request.id)
+        luck = request.luck or first_luck(self.start, request.id)
         request.luck = luck = luck * MULTIPLIER % MODULUS
         bounds, count = self.bounds or self._bounds_of(request), 0
         while count < drafts and luck < bounds[count]:
@@ -57,9 +57,9 @@ class Acceptance:
         return bounds
 
 
-def first_luck(key: int, name: Any) -> int:
+def first_luck(start: int, name: Any) -> int:
     """Return the number before the first one of a request."""
-    luck = zlib.crc32(f"{key} {name}".encode()) % MODULUS
+    luck = zlib.crc32(str(name).encode(), start) % MODULUS
     for _ in range(3):
         luck = (luck ^ (luck >> 13)) % MODULUS * MULTIPLIER % MODULUS
     return luck or 1

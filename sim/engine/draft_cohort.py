@@ -160,12 +160,13 @@ class DraftCohort(Cohort):
             rows -= len(flight.joined)
         total, size, ahead, counts = 0, self.block_size, self.ahead, drafts.newest
         left: list[Verified] = []
-        for index in range(rows):
-            request = members[index]
-            accepted = drafts.draw(request, drafts.tokens)
+        model, tokens = drafts.model, drafts.tokens
+        for request in members if rows == len(members) else members[:rows]:
+            # compiled, the method is faster than the function
+            accepted = drafts.draw(request, tokens) if model is None else model.accept(request, tokens)
             written = request._written + 1 + accepted
             if written > request._finish_step:
-                left.append(Verified(request, drafts.tokens, accepted, True))
+                left.append(Verified(request, tokens, accepted, True))
                 continue
             counts[accepted] = counts[accepted] + 1
             total += accepted
@@ -174,8 +175,8 @@ class DraftCohort(Cohort):
             if cached + ahead > request._blocks * size:
                 self._note_growth(request)
         rows -= len(left)
-        drafts.drafted += rows * drafts.tokens
-        if counts[0] + counts[1] > MAX_NEWEST:
+        drafts.drafted += rows * tokens
+        if counts[0] + counts[-1] > MAX_NEWEST:
             drafts.counts  # noqa: B018  adds them to the others
         self.context += rows + total
         for row in left:

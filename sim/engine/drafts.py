@@ -24,7 +24,7 @@ class Drafts:
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens  # drafts per step
         self._accept: Accept = accept_none
-        self._model: Optional[Acceptance] = None
+        self.model: Optional[Acceptance] = None  # of the function, if it has one
         self.offer: Optional[Callable[[Request], int]] = None  # drafts after a step; None: always all
         self.drafted = 0
         self._counts = [0] * (tokens + 1)  # rows by accepted drafts
@@ -38,6 +38,10 @@ class Drafts:
             self._counts[accepted] += rows
             self.newest[accepted] = 0
         return self._counts
+
+    @counts.setter
+    def counts(self, counts: list[int]) -> None:
+        self._counts, self.newest = counts, [0] * len(counts)
 
     @property
     def rows(self) -> int:
@@ -56,8 +60,7 @@ class Drafts:
 
     def draw(self, request: Request, drafts: int) -> int:
         """Return how many drafts of a row that returns are accepted."""
-        model = self._model  # compiled, a method is faster than any callable
-        return min(self._accept(request, drafts), drafts) if model is None else model.accept(request, drafts)
+        return min(self._accept(request, drafts), drafts)
 
     @property
     def accept(self) -> Accept:
@@ -65,11 +68,11 @@ class Drafts:
 
     @accept.setter
     def accept(self, accept: Accept) -> None:
-        self._accept, self._model = accept, None
+        self._accept, self.model = accept, None
 
     def use(self, model: Acceptance) -> None:
         """Accept as many drafts as this model says."""
-        self._accept, self._model = model.accept, model
+        self._accept, self.model = model.accept, model
 
     def connect(
         self, key: int, rate: Optional[float], rates: Sequence[float], proposals_key: int, proposals: float

@@ -71,7 +71,7 @@ def test_groups_of_the_model_are_still_a_default() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"policy": "sglang"}, "engine.kv_cache_groups: expected vllm-v1 without host_cache, policy sglang has one group"),
+        ({"policy": "sglang"}, "kv_cache_groups: expected vllm-v1 without host_cache, policy sglang has one group"),
         ({"policy": "vllm-ascend-recompute"}, "policy vllm-ascend-recompute has one group"),
         ({"engine": {"kv_cache_groups": [0, None]}}, "windows from 1 to"),
         ({"engine": {"kv_cache_groups": []}}, "kv_cache_groups"),
