@@ -105,10 +105,10 @@ class VLLMSettings(Policy):
         return version_number(self.version) >= version
 
     def rules(self) -> VLLMRules:
-        drafts = f"with {self.speculative_method} drafts" if self.num_speculative_tokens else "without speculation"
+        drafts = f", with {self.speculative_method} drafts" if self.num_speculative_tokens else ""
         known = "recordings of the real schedulers of 0.11.0, 0.14.0, 0.19.0, 0.27.0 and 0.32.0"
         return VLLMRules(
-            f"vLLM V1 {self.version}, {drafts}",
+            f"vLLM V1 {self.version}{drafts}",
             f"{known}; of 0.32.0 with drafts" if self.num_speculative_tokens else known,
             2 if self.async_scheduling else 1,
             self.enable_prefix_caching,
