@@ -14,8 +14,8 @@ from .rate_summary import RateSummary
 
 TOKENS = "speculative.tokens"
 COUNTS = (1, 3, 5)  # drafts per step that are compared with none
-LOADS = (0.1, 0.25, 0.5, 0.75, 0.95)  # / throughput with all requests at once
-METRIC = "mean_e2el_ms"
+LOADS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.05)  # / throughput with all requests at once
+DRAFT_METRIC = "mean_e2el_ms"
 
 
 def parse_drafts(text: str) -> dict[str, Any]:
@@ -71,6 +71,6 @@ class DraftLoads:
 
 def draft_loads(method: str, tokens: int, is_on: bool, loads: RateSummary) -> DraftLoads:
     """Return what drafts change, from a sweep over rates whose baseline has none."""
-    means = {curve.is_baseline: {p.rate: value for p, value in curve.values(METRIC)} for curve in loads.curves}
+    means = {curve.is_baseline: {p.rate: value for p, value in curve.values(DRAFT_METRIC)} for curve in loads.curves}
     changes = {rate: means[False][rate] / value - 1 for rate, value in means[True].items() if rate in means[False]}
     return DraftLoads(method, tokens, is_on, changes)

@@ -28,7 +28,7 @@ from servesim.runs.simulate import load_trace, simulate
 from servesim.statistics.constraints import parse_bounds
 from servesim.traces.edit import set_rate
 
-from .draft_question import LOADS, TOKENS, DraftLoads, draft_loads, with_drafts, without_drafts
+from .draft_question import DRAFT_METRIC, LOADS, TOKENS, DraftLoads, draft_loads, with_drafts, without_drafts
 from .executor import Executor
 from .fleet_question import Fleet, FleetOptions, FleetSearch, routers_for
 from .pilot_runs import OVERLOAD
@@ -195,7 +195,7 @@ class Search:
             return None
         first = best if TOKENS in best.assignment else drafted[0]
         tokens, base = first.assignment[TOKENS], apply_assignment(self.question.base, without_drafts(best.assignment))
-        keys = {**self.question.sweep_keys([{TOKENS: [tokens]}]), "rates": self.rates(best, rate, LOADS)}
+        keys = {"params": {TOKENS: [tokens]}, "objectives": [DRAFT_METRIC], "rates": self.rates(best, rate, LOADS)}
         loads = self.run("drafts", keys, base)
         assert isinstance(loads, RateSummary)
         return draft_loads(base["speculative"]["method"], tokens, first is best, loads)
