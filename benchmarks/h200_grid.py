@@ -186,9 +186,13 @@ def session(model, blocks, budget, points, out, options=None, extras=True, host_
         round(time.monotonic() - start, 1),
         flush=True,
     )
+    close(backend)
+
+
+def close(backend):
+    """Free the memory of the device."""
     backend.loaded = None
     backend.graphs, backend.host = {}, []
-    del backend
     gc.collect()
     import torch
 

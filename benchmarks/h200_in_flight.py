@@ -19,13 +19,9 @@ import time
 from array import array
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(HERE / "calibrate" / "device"))
-importlib.import_module("worker").find_packages()
-worker = importlib.import_module("servesim.calibrate.device.worker")
+from h200_grid import PUBLIC, close, grid, worker
+
 device = importlib.import_module("servesim.calibrate.device.backend")
-grid = importlib.import_module("servesim.calibrate.probe.grid")
-PUBLIC = importlib.import_module("servesim.costs.public_models").PUBLIC_MODELS
 Point, Row, Shape = grid.Point, device.Row, device.Shape
 BUCKETS = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 512]
 SMALL = Point("decode", decoding=32, context=450)
@@ -110,10 +106,7 @@ def session(name, blocks, rounds, write, todo):
         print(name, "round", number, f"{time.perf_counter() - STARTED:.0f} s", flush=True)
         if time.perf_counter() - STARTED > LIMIT_S:
             break
-    backend.loaded = None
-    backend.graphs, backend.host = {}, []
-    del backend
-    gc.collect()
+    close(backend)
 
 
 STARTED, LIMIT_S = time.perf_counter(), 480.0

@@ -36,7 +36,6 @@ PROMPT, OUTPUT = (64, 384), (100, 300)  # tokens, uniform
 KINDS = ("off", "pretended", "ngram")
 CHECKED = 12  # answers of a run with the n-gram drafter that run again alone
 GRID_ROWS, GRID_DRAFTS, GRID_CONTEXT = (1, 4, 8, 16, 32, 64, 96, 128), (1, 3), (64, 256, 512, 1024)
-REPEATS = 9
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -51,6 +50,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--blocks", type=int, default=16000)
     parser.add_argument("--clients", type=int, nargs="+", default=list(CLIENTS))
     parser.add_argument("--limit", type=int, metavar="N", help="use only the first N requests of each load")
+    parser.add_argument("--repeats", type=int, default=9, help="of each step with drafts (default 9)")
     parser.add_argument("--probe", type=float, default=60.0, metavar="S", help="most seconds of a probe (default 60)")
     args = parser.parse_args()
     if bool(args.out) == bool(args.compare):
@@ -84,7 +84,8 @@ class Session:
 
         self.args, self.start = args, time.perf_counter()
         self.model = PUBLIC_MODELS.get(args.model) or MODELS[args.model]
-        self.backend = TorchBackend(args.device, row_buckets=[*ROW_BUCKETS, *MANY_ROWS])
+        threads = 1 if args.device == "cpu" else None
+        self.backend = TorchBackend(args.device, row_buckets=[*ROW_BUCKETS, *MANY_ROWS], threads=threads)
         self.backend.load(self.model, args.blocks + 1, BLOCK)
         self.recorder = Recorder(Path(args.out))
         about = {**self.backend.describe(), "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
@@ -137,7 +138,7 @@ class Session:
                         prompts = [Row(array("i", [7] * prompt), 0, table(rows, 16))] if prompt else []
                         steps.append((shape_of_rows(prompts, decodes), [*prompts, *decodes]))
         found: list[list[float]] = [[] for _ in steps]
-        for repeat in range(REPEATS + 1):  # the first round warms up
+        for repeat in range(self.args.repeats + 1):  # the first round warms up
             for index, (_, batch) in enumerate(steps):
                 begin = time.perf_counter()
                 self.backend.step(batch)
@@ -200,7 +201,7 @@ class Pretended:
 
         def make(*arguments: Any) -> Any:
             drafts = made(*arguments)
-            if drafts is not None and self.pretends:
+            if self.pretends:
                 drafts.pretended = self.accept, None
             return drafts
 
@@ -256,12 +257,12 @@ def compare_run(recorded: dict[str, Any], profile: Any, base: dict[int, tuple[fl
     """Simulate one run; return its row. `base` has the throughput of each load without drafts."""
     from dataclasses import replace
 
-    from replay_table import format_error, read_recorded_run
+    from replay_table import format_error
     from servesim.calibrate.replay.replay import ReplayedScenario, simulate_and_compare
     from servesim.costs.parts import HostPart
     from servesim.runs.run_folder import run_data
 
-    live, requests = read_recorded_run(recorded, profile)
+    live, requests = read_run(recorded, profile)
     replayed = ReplayedScenario("", live, replace(run_data(live, live.decisions), name=""))
     simulate_and_compare(replayed, requests, profile, HostPart(*recorded["told"]["host"]))
     comparison, clients = replayed.comparison, recorded["clients"]
@@ -283,6 +284,21 @@ def compare_run(recorded: dict[str, Any], profile: Any, base: dict[int, tuple[fl
         "{} of {}".format(*comparison.calls_matched),
     ]
     return f"| {' | '.join(map(str, cells))} |"
+
+
+def read_run(recorded: dict[str, Any], profile: Any) -> tuple[Any, list[Any]]:
+    """Return a recorded run, and a copy of its requests before the run."""
+    from servesim.calibrate.live.request_json import requests_from_json
+    from servesim.calibrate.replay.measured_run import run_from_result
+    from servesim.calibrate.replay.replay import as_backend_scenario
+    from servesim.config.scenario import scenario_from
+
+    args, policy = recorded["args"], dict(recorded["args"]["policy"])
+    tokens, method = policy.pop("num_speculative_tokens", 0), policy.pop("speculative_method", "ngram")
+    section = {"method": method, "tokens": tokens, "acceptance": 0.0}  # the simulation accepts what the device did
+    scenario = scenario_from({"policy": policy, "engine": args["engine"], "speculative": section})
+    finished, unserved = (requests_from_json(args["requests"]) for _ in range(2))
+    return run_from_result(as_backend_scenario(scenario), profile, finished, recorded["told"]), unserved
 
 
 def check_steps(rows: list[list[float]], profile: Any) -> list[str]:

@@ -27,6 +27,7 @@ from proof_prefix import predict_pulse
 from proof_rows import Family, Row, coverage, median_error, read_rows, write_rows
 from proof_series import predict_qwen, predict_series
 from proof_sglang import predict_sglang
+from proof_speculation import predict_suffix
 from proof_warm_cache import predict_llama_70b
 from proof_watermark import predict_watermark
 
@@ -50,6 +51,7 @@ SETS: dict[str, tuple[str, Family]] = {
     "seed-oss": ("measured/published/vllm-neuron-prefill-first.md", predict_seed_oss),
     "series": ("measured/llmservingsim-ispass26", predict_series),
     "sglang": ("measured/published/sglang-0.5.18-rtx4090.md", predict_sglang),
+    "suffix": ("measured/vllm-ascend-docs", predict_suffix),
     "trainium": ("measured/published/vllm-neuron-prefill-first.md", predict_trainium),
     "watermark": ("measured/published/vllm-44594-watermark.md", predict_watermark),
 }

@@ -71,10 +71,10 @@ POLICY_VARIANTS: dict[str, dict[str, Any]] = {
 # Engines on Ascend: 1.5 times vllm-v1 as it is by default (0.12 s).
 ON_ASCEND = ("vllm-ascend-batch-jobs", *(name for name in POLICY_VARIANTS if name.startswith("mindie")))
 SLOW_POLICY_TARGETS = dict.fromkeys(ON_ASCEND, 0.18)
-TEN_TIMES_TARGET = CACHE_TARGET = 1.3  # times the time
+TEN_TIMES_TARGET = CACHE_TARGET = DRAFTS_TARGET = 1.3  # times the time
 MOONCAKE_TARGET = 3.0
 REPLICAS, FLEET_TARGET = 16, 1.2  # times the time of one replica with its share, per replica
-PARTS = ("first", "plain", "policies", "user", "tokens", "cache", "fleet")
+PARTS = ("first", "plain", "policies", "user", "tokens", "cache", "drafts", "fleet")
 MEMORY_TARGET = 1e9  # bytes
 
 
@@ -101,13 +101,15 @@ class Case:
     repeats: int = 3
     times: int = 1  # multiplies the blocks and max_model_len
     engine: dict[str, Any] = field(default_factory=dict)  # other settings than those of the 10,000-request file
+    speculative: Optional[dict[str, Any]] = None
     scenario: Scenario = field(init=False)
 
     def __post_init__(self) -> None:
         blocks, size = (118784, 1) if self.policy["name"] == "lightllm" else (7424, 16)
         engine = {"num_blocks": blocks * self.times, "block_size": size, "max_model_len": 4096 * self.times}
         engine |= self.engine
-        self.scenario = scenario_from({"policy": self.policy, "engine": engine, "profile": COST})
+        tree = {"policy": self.policy, "engine": engine, "profile": COST, "speculative": self.speculative}
+        self.scenario = scenario_from(tree)
 
     def run(self) -> tuple[float, int]:
         """Return the CPU seconds and the steps of one run with its per-request results."""
@@ -262,6 +264,18 @@ def time_cache(trace: Trace) -> None:
     print_row(case.label, median_timing(time_cases(case)[0]), target(MOONCAKE_TARGET))
 
 
+def time_drafts(trace: Trace) -> None:
+    """Time vllm-v1 with speculative decoding: every row of a step accepts a number of drafts of its own."""
+    off, on = (
+        Case("vllm-v1", trace, policy_settings("vllm-v1"), repeats=7, speculative=section)
+        for section in (None, {"method": "eagle", "tokens": 3, "acceptance": 0.7})
+    )
+    timings = time_cases(off, on)
+    print_row("3 drafts, 70 % accepted", median_timing(timings[1]), math.inf)
+    ratio = median(drafted.timeouts / plain.timeouts for plain, drafted in zip(*timings))
+    print(f"{'':<28} {ratio:7.2f} times the time{judge(ratio, target(DRAFTS_TARGET), ' times')}")
+
+
 def time_fleet() -> None:
     """Time 100,000 requests over 16 replicas, and print the ratio to 16 times one replica with its share."""
     lengths = {"kind": "lognormal", "prompt": {"mean": 300, "sd": 300}, "output": {"mean": 150, "sd": 100}}
@@ -360,6 +374,8 @@ def main() -> None:
             time_ten_times(trace)
         if "cache" in parts:
             time_cache(trace)
+        if "drafts" in parts:
+            time_drafts(trace)
         if "fleet" in parts:
             time_fleet()
         if args.million:

@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 from servesim.core.native import mypyc_attr
 
-from .router import Asked, Fleet, Memory, OwnCounts, Run
+from .router import Asked, Fleet, Memory, OwnChoices, Run
 
 CHUNK = 128  # characters of a node
 CONTROLLER_CHUNK = 256  # tokens of a chunk in the cache controller
@@ -31,14 +31,10 @@ class StatisticsMemory(Memory):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
-class LowestRate(OwnCounts):
+class LowestRate(OwnChoices):
     """The replica that was sent the fewest requests lately; one without requests first."""
 
     request_stats_window: float = 60.0  # seconds
-
-    @property
-    def learns(self) -> bool:
-        return False
 
     def memory(self, replicas: int) -> Any:
         return StatisticsMemory(replicas)

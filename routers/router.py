@@ -7,6 +7,7 @@ it; a choice does not. So a recording of a real router can be followed choice by
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -32,7 +33,7 @@ class Asked:
     Texts with the same number begin equally. So a router can compare long texts piece by piece.
     """
 
-    __slots__ = ("_pieces", "_runs", "_text", "id", "key", "length", "size", "tokens")
+    __slots__ = ("_pieces", "_runs", "_text", "id", "key", "size", "tokens")
 
     def __init__(
         self, id: Any, text: Optional[str], tokens: int, key: Optional[str] = None, size: int = 0,
@@ -44,24 +45,35 @@ class Asked:
         self.size = size  # bytes of the HTTP body
         self._text = text
         self._pieces = pieces
-        self.length = sum([length for _, length in pieces]) if text is None else len(text)  # characters
-        self._runs: dict[tuple[int, bool], list[Run]] = {}
+        self._runs: Optional[dict[tuple[int, bool], list[Run]]] = None
+
+    @property
+    def pieces(self) -> Sequence[tuple[int, int]]:
+        """The pieces of the text; empty if it is given as characters."""
+        return self._pieces
+
+    @property
+    def length(self) -> int:
+        """The characters of the text."""
+        return sum([length for _, length in self.pieces]) if self._text is None else len(self._text)
 
     @property
     def text(self) -> str:
         """The prompt."""
         if self._text is None:
-            self._text = "".join([characters(number, length) for number, length in self._pieces])
+            self._text = "".join([characters(number, length) for number, length in self.pieces])
         return self._text
 
     def runs(self, block: int, with_rest: bool = False) -> list[Run]:
         """Return the blocks of this number of characters; `with_rest`: also a shorter one at the end."""
+        if self._runs is None:
+            self._runs = {}
         known = self._runs.get((block, with_rest))
         if known is not None:
             return known
         found: list[Run] = []
         before, end = 0, 0  # a hash of the pieces before, and their characters
-        for number, length in self._pieces or cut(self.text, block):
+        for number, length in self.pieces or cut(self.text, block):
             key = hash((before, number))
             blocks = (end + length) // block - end // block
             if blocks:
@@ -194,7 +206,24 @@ class OwnCounts(Router):
         return False
 
 
-def least(scores: Sequence[float], present: Sequence[int]) -> list[int]:
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(frozen=True)
+class OwnChoices(OwnCounts):
+    """A router whose choices do not depend on what the replicas do."""
+
+    @property
+    def learns(self) -> bool:
+        return False
+
+
+def least(scores: list[Any], present: Sequence[int]) -> list[int]:
     """Return the replicas with the lowest score."""
-    lowest = min(scores if len(present) == len(scores) else [scores[replica] for replica in present])
-    return [replica for replica in present if scores[replica] == lowest]
+    found: list[int] = []
+    lowest = math.inf
+    for replica in present:
+        score: float = scores[replica]
+        if score < lowest:
+            lowest, found = score, [replica]
+        elif score == lowest:
+            found.append(replica)
+    return found

@@ -13,23 +13,16 @@ from typing import Any, Literal, Optional
 from servesim.core.native import mypyc_attr
 
 from .blake3 import blake3
-from .router import Asked, Fleet, Memory, OwnCounts, least
-from .simple import Sticky, TurnMemory
+from .router import Asked, Fleet, Memory, OwnChoices, OwnCounts, least
+from .simple import RandomReplica, RoundRobin, Sticky
 from .text_owners import TextOwners
 
 BOUND = 1.25  # of prefix_hash: load of a replica / mean load
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
-@dataclass(frozen=True)
-class Ordered(OwnCounts):
-    """A router with an order of its replicas."""
-
-    order: tuple[int, ...] = ()  # empty: by number
-
-    def ordered(self, fleet: Fleet) -> list[int]:
-        """Return the replicas that may be chosen, in the order of the router."""
-        return [replica for replica in self.order or fleet.present if replica in fleet.present]
+def in_order(order: Sequence[int], fleet: Fleet) -> list[int]:
+    """Return the replicas that may be chosen, in the order of the router; an empty one is that of their numbers."""
+    return [replica for replica in order or fleet.present if replica in fleet.present]
 
 
 class CacheMemory(Memory):
@@ -43,9 +36,10 @@ class CacheMemory(Memory):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
-class SglangCacheAware(Ordered):
+class SglangCacheAware(OwnCounts):
     """The replica that was sent the longest part of the text, unless the loads differ too much."""
 
+    order: tuple[int, ...] = ()  # empty: by number
     cache_threshold: float = 0.3  # share of the text that must match
     balance_abs_threshold: int = 64  # the loads differ too much if the largest is more than this above the least ...
     balance_rel_threshold: float = 1.5  # ... and more than this times the least
@@ -58,8 +52,8 @@ class SglangCacheAware(Ordered):
     def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
         owner = self.owner(request, fleet)
         if owner is None:
-            return least(fleet.memory.in_flight, self.ordered(fleet))[:1]
-        return [owner] if owner in fleet.present else self.ordered(fleet)[:1]
+            return least(fleet.memory.in_flight, in_order(self.order, fleet))[:1]
+        return [owner] if owner in fleet.present else in_order(self.order, fleet)[:1]
 
     def owner(self, request: Asked, fleet: Fleet) -> Optional[int]:
         """Return the replica of a text that matches well enough; None: the loads decide."""
@@ -94,23 +88,14 @@ class SglangCacheAware(Ordered):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
-class SglangRoundRobin(Ordered):
+class SglangRoundRobin(RoundRobin):
     """Each replica in turn, in the order of the router."""
 
-    @property
-    def learns(self) -> bool:
-        return False
-
-    def memory(self, replicas: int) -> Any:
-        return TurnMemory(replicas)
+    order: tuple[int, ...] = ()  # empty: by number
 
     def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
-        order = self.ordered(fleet)
+        order = in_order(self.order, fleet)
         return [order[fleet.memory.turn % len(order)]]
-
-    def sent(self, request: Asked, replica: int, fleet: Fleet) -> None:
-        super().sent(request, replica, fleet)
-        fleet.memory.turn += 1
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -133,31 +118,22 @@ class SglangManual(Sticky):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
-class SglangConsistentHashing(Ordered):
+class SglangConsistentHashing(OwnChoices):
     """A routing key has one replica, found by its hash modulo their number, as release 0.3.2 does over HTTP."""
 
-    @property
-    def learns(self) -> bool:
-        return False
+    order: tuple[int, ...] = ()  # empty: by number
 
     def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
         if request.key is None:
             return fleet.present
-        order = self.ordered(fleet)
+        order = in_order(self.order, fleet)
         return [order[int.from_bytes(blake3(request.key.encode())[:8], "little") % len(order)]]
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
-class SglangPowerOfTwo(OwnCounts):
+class SglangPowerOfTwo(RandomReplica):
     """Any replica: over HTTP this router counts no requests, and without token loads both of two are equal."""
-
-    @property
-    def learns(self) -> bool:
-        return False
-
-    def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
-        return fleet.present
 
 
 def bounded_choice(loads: Sequence[int], hashed: int) -> int:
@@ -172,13 +148,14 @@ def bounded_choice(loads: Sequence[int], hashed: int) -> int:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
-class SglangPrefixHash(Ordered):
+class SglangPrefixHash(OwnCounts):
     """The beginning of a text has one replica, found by its hash, with bounded loads."""
 
+    order: tuple[int, ...] = ()  # empty: by number
     prefix_token_count: int = 256  # tokens of the beginning
 
     def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
-        order = self.ordered(fleet)
+        order = in_order(self.order, fleet)
         beginning = request.text[: self.prefix_token_count * len(request.text) // max(1, request.tokens)]
         hashed = int.from_bytes(blake3(beginning.encode()[:1024])[:8], "little") % len(order)
         return [order[bounded_choice([fleet.memory.in_flight[replica] for replica in order], hashed)]]

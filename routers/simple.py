@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 from servesim.core.native import mypyc_attr
 
-from .router import Asked, Fleet, Memory, OwnCounts, least
+from .router import Asked, Fleet, Memory, OwnChoices, OwnCounts, least
 
 
 class TurnMemory(Memory):
@@ -22,12 +22,8 @@ class TurnMemory(Memory):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
-class RoundRobin(OwnCounts):
+class RoundRobin(OwnChoices):
     """Each replica in turn."""
-
-    @property
-    def learns(self) -> bool:
-        return False
 
     def memory(self, replicas: int) -> Any:
         return TurnMemory(replicas)
@@ -42,12 +38,8 @@ class RoundRobin(OwnCounts):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
-class RandomReplica(OwnCounts):
+class RandomReplica(OwnChoices):
     """Any replica."""
-
-    @property
-    def learns(self) -> bool:
-        return False
 
     def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
         return fleet.present

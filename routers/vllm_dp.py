@@ -6,6 +6,8 @@ replaces the counts. Ties go to the first engine in the order of its scan.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -47,11 +49,15 @@ class VllmDataParallel(Router):
         return ClientMemory(replicas, replicas * self.client // self.clients)
 
     def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
-        memory, number = fleet.memory, len(fleet.memory.waiting)
-        scan = [(memory.start + place) % number for place in range(number)]
-        return [
-            min((engine for engine in scan if engine in fleet.present), key=lambda engine: self.score(memory, engine))
-        ]
+        memory: ClientMemory = fleet.memory
+        present = sorted(fleet.present)
+        first = bisect_left(present, memory.start)  # ties go to the first one from here on
+        best, lowest = -1, math.inf
+        for place in range(first - len(present), first):
+            score = self.score(memory, present[place])
+            if score < lowest:
+                best, lowest = present[place], score
+        return [best]
 
     def score(self, memory: ClientMemory, engine: int) -> float:
         """Return the load of an engine."""

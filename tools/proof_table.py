@@ -152,7 +152,13 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("measured", "other load or lengths", "before", ("SGLang", "silicon curves, dense", "Qwen3-32B")),
+    Case(
+        "measured",
+        "other load or lengths",
+        "before",
+        ("SGLang", "silicon curves, dense", "Qwen3-32B, Ascend A2: other"),
+    ),
+    Case("measured", "speculative decoding, other loads and acceptance", "after", ("Qwen3-32B, Ascend A2: suffix",)),
     Case("measured", "other runs of the model, below saturation", "after", ("blis-h100",), ()),
     Case("measured", "near or above saturation", "after", ("blis-h100",), ("near saturation", "overload")),
     Case("measured", "several times the load, lengths known as means", "before", ("Seed-OSS", "Llama-70B")),

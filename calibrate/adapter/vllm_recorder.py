@@ -96,7 +96,7 @@ class StepRecorder:
 def step_shape(decision: Any, requests: Any) -> dict[str, Any]:
     """Return the prompt chunks of a step, [request, tokens, cached tokens], the decoding requests and their context.
 
-    With speculative decoding also the drafted tokens, and `verified`: [request, output tokens before, drafts, accepted].
+    With speculative decoding also drafted tokens, and `verified`: [request, output tokens before, drafts, accepted].
     """
     chunks, rows, context = [], 0, 0
     guesses = {id: len(ids) for id, ids in (getattr(decision, "scheduled_spec_decode_tokens", None) or {}).items()}

@@ -97,8 +97,10 @@ class Session:
         self.policy = policy
         self.decisions = 0
         self.seconds = 0.0  # that decisions took
+        # The rules set these two:
+        self.windows: list[Optional[int]] = []  # of the KV cache groups
+        self.verifies = False  # how many tokens a row gets is known when its step returns
         self._overlaps = False
-        self._drafts = 0  # per request and step
         self._requests: list[Request] = []  # by their number in the engine
         self._live: dict[Request, int] = {}  # those that are not done, as the engine knows
         self._names: dict[Hashable, int] = {}  # named texts
@@ -114,10 +116,9 @@ class Session:
         if not self.decisions:
             call(
                 self.policy.engine, "engine_start", flags=self.policy.all_flags(), blocks=view.pool.total,
-                block_size=view.pool.block_size, max_model_len=view.max_model_len,
+                block_size=view.pool.block_size, max_model_len=view.max_model_len, windows=self.windows,
             )  # fmt: skip
-            rules = self.policy.rules()
-            self._overlaps, self._drafts = rules.steps_in_flight > 1, rules.drafts
+            self._overlaps = self.policy.rules().steps_in_flight > 1
         count = len(self._out) - (1 if self._overlaps and not self._is_idle else 0)
         results, self._out = self._out[:count], self._out[count:]
         reply = call(
@@ -180,7 +181,7 @@ class Session:
                     f"{request.id}, expected {request.cached} to at most {request.length}; this is not simulated"
                 )
             chunks.append(Chunk(request, tokens, blocks, cached if is_new else 0, drafts))
-            if cached + tokens == request.length and not self._drafts:
+            if cached + tokens == request.length and not self.verifies:
                 rows.append((number, 1, 0))
         self._is_idle = not chunks
         if chunks:

@@ -107,7 +107,7 @@ def engine_policy(policy: Policy, installed: EnginePolicy) -> dict[str, Any]:
         if getattr(policy, field.name) != field.default and field.name in common:
             raise BadInput(f"policy.{field.name}: no engine has this setting, got {getattr(policy, field.name)!r}")
     flags = {("scheduling_policy" if key == "policy" else key): value for key, value in values.items()}
-    flags = {key: value for key, value in flags.items() if key in known and value is not None}
+    flags = {key: value for key, value in flags.items() if key in known}
     chosen = {} if installed.scheduler_cls is None else {"scheduler_cls": installed.scheduler_cls}
     return {"name": "engine", "engine": installed.engine, **flags, **chosen}
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Optional
 
 from servesim.core import CacheDraft, Chunk, Plan, Policy, Preemption, Request
+from servesim.engine.cohort import Cohort
+from servesim.engine.draft_cohort import DraftCohort
 from servesim.engine.drafts import Drafts
 from servesim.engine.kv_cache import InstalledCache, KvCache
 from servesim.engine.rules import NO_CACHE, EngineRules
@@ -35,7 +37,7 @@ class InstalledRules(EngineRules):
         self.arrival_is_send_time = True
         self.rejects_oversized = False
         self.rejects_full_prompts = True
-        self.one_token_decodes = self.splits_answers = True
+        self.one_token_decodes = self.splits_answers = self.may_have_cache_groups = True
         self.empty_step = 0.001
         self.has_prefix_cache, self.drafts = settings["prefix_cache"], settings["drafts"]
         self.limits: dict[str, int] = {field: settings[field] for field in (SLOTS, BUDGET)}
@@ -47,10 +49,21 @@ class InstalledRules(EngineRules):
     def token_budget(self, policy: Policy) -> Optional[int]:
         return self.limits[BUDGET]
 
+    def make_cohort(self, block_size: int, one_by_one: bool) -> Cohort:
+        if not (self.drafts or one_by_one):
+            return super().make_cohort(block_size, one_by_one)
+        cohort = DraftCohort(block_size, Drafts(self.drafts), 0)
+        cohort.enabled = False  # every plan of an engine lists all requests
+        return cohort
+
     def make_cache(self, state: ServerState, host_blocks: int) -> tuple[Optional[KvCache], Optional[CacheDraft]]:
-        if self.drafts:
-            state.drafts = Drafts(self.drafts)
-        return (InstalledCache(state.pool), None) if self.has_prefix_cache else NO_CACHE
+        session, groups = state.view.state, list(state.kv_cache_groups)
+        session.windows, session.verifies = groups, state.draft_cohort is not None
+        if not (self.has_prefix_cache or groups):
+            return NO_CACHE
+        cache = InstalledCache(state.pool)
+        cache.takes_blocks = len(groups) > 0  # only the engine knows how many
+        return cache, None
 
     def preempt(self, state: ServerState, preemption: Preemption, now: float) -> int:
         preemption.request.drafts = 0
@@ -58,7 +71,7 @@ class InstalledRules(EngineRules):
 
     def process_results(self, state: ServerState, step: Step, finished: list[Request], now: float) -> None:
         super().process_results(state, step, finished, now)
-        if state.drafts is not None and step.chunks:
+        if state.draft_cohort is not None and step.chunks:
             step.plan.state.note_results(step.verified)
 
     def runs_as_decode(self, chunk: Chunk) -> bool:

@@ -25,7 +25,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.abstract import Executor
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 
@@ -68,10 +68,14 @@ class PretendedExecutor(Executor):  # type: ignore[misc]
             "head_size": 1,
             "dtype": self.model_config.dtype,
         }
-        names = inspect.signature(FullAttentionSpec).parameters
-        spec = {**spec, **({"use_mla": False} if "use_mla" in names else {})}
+        if "use_mla" in inspect.signature(FullAttentionSpec).parameters:
+            spec["use_mla"] = False
+        layers = [
+            FullAttentionSpec(**spec) if window is None else SlidingWindowSpec(**spec, sliding_window=window)
+            for window in self.engine.windows
+        ]
         return {
-            "get_kv_cache_spec": {"layer": FullAttentionSpec(**spec)},
+            "get_kv_cache_spec": {f"layer {number}": layer for number, layer in enumerate(layers)},
             "determine_available_memory": 1 << 50,
             "get_supported_kv_cache_layouts": ["LBNHC"],
             "get_supported_tasks": ("generate",),
@@ -153,8 +157,15 @@ class VllmEngine:
             **{name: flags.get(name) or getattr(config.scheduler_config, name) for name in LIMITS},
         }
 
-    def start(self, flags: dict[str, Any], blocks: int, block_size: int, max_model_len: Optional[int]) -> None:
-        """Build an engine with this number of blocks, without those that vLLM reserves."""
+    def start(
+        self, flags: dict[str, Any], blocks: int, block_size: int, max_model_len: Optional[int],
+        windows: list[Optional[int]],
+    ) -> None:  # fmt: skip
+        """Build an engine with this number of blocks, without those that vLLM reserves.
+
+        `windows`: one layer per KV cache group, which is its group; None: full attention.
+        """
+        self.windows = windows or [None]
         gc.unfreeze()  # an engine freezes the heap when it starts
         ours = {"block_size": block_size, "num_gpu_blocks_override": blocks + 1}  # one is the null block
         config = self._config({**flags, **ours}, max_model_len)

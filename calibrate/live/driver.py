@@ -85,8 +85,11 @@ class LiveDriver:
         all_observers: list[Observer] = [self.tables, self, *observers]
         self.overlaps = server.rules.steps_in_flight > 1
         check_steps_in_flight(server.rules.steps_in_flight, backend)
-        self.history.drafts = live_drafts(server, backend, getattr(scheduler, "speculative_method", ""))
         if server.drafts is not None:
+            if engine.get("chances") is not None:
+                server.drafts.connect(*engine["chances"])
+            method = getattr(scheduler, "speculative_method", "")
+            self.history.drafts = live_drafts(server.drafts, server.rules.steps_in_flight, backend, method)
             server.drafts.accept, server.drafts.offer = self._accepted, self._guess
         self.loop = build_loop(server, engine, requests, self.clock, all_observers, self)
 

@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple, Optional
 from servesim.calibrate.device.backend import Backend
 from servesim.core import BadInput, Chunk, Request
 from servesim.engine.drafts import Drafts
-from servesim.engine.server import Server
 
 NO_GUESS: Final = array("i")
 EMPTY_DRAFT = 1  # token of a draft that the model always rejects
@@ -89,15 +88,13 @@ class LiveDrafts:
         self.running.clear()
 
 
-def live_drafts(server: Server, backend: Backend, method: str) -> Optional[LiveDrafts]:
-    """Return the drafts of a live run; None without speculation. Raise BadInput if this backend cannot run them."""
-    if server.drafts is None:
-        return None
+def live_drafts(drafts: Drafts, steps_in_flight: int, backend: Backend, method: str) -> LiveDrafts:
+    """Return the drafts of a live run. Raise BadInput if this backend cannot run them."""
     if not backend.speculation:
         raise BadInput(f"speculative: backend {backend.name} does not verify drafts, expected torch or fake")
-    if server.rules.steps_in_flight > 1:
+    if steps_in_flight > 1:
         raise BadInput("speculative: a live run has no steps in flight with drafts; set async_scheduling: false")
     pretends = backend.speculation == "pretended"
     if not pretends and method != "ngram":
         raise BadInput(f"speculative.method: expected ngram, which is the drafter of a live run, got {method}")
-    return LiveDrafts(server.drafts, pretends)
+    return LiveDrafts(drafts, pretends)

@@ -81,7 +81,7 @@ class AnswerRecord(TokenHistory):
         for chunk in step.chunks:
             if chunk.cached:
                 self._add_event(chunk.request, "cached")
-            if chunk.cached + chunk.tokens < chunk.request.prompt:
+            if chunk.request.cached + chunk.tokens < chunk.request.prompt:
                 self._add_event(chunk.request, "chunked")
         return super().rows(server, step)
 

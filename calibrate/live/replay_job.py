@@ -35,7 +35,8 @@ RESULT_FIELDS = (
 CACHE_COUNTS = (
     "requests", "queries", "hits", "preempted_requests", "preempted_queries", "preempted_hits", "evicted_blocks",
 )  # fmt: skip
-DRAFT_COUNTS = ("rows", "drafted", "accepted", "accepted_at")
+DRAFT_COUNTS = ("counts", "drafted", "lost")
+DRAFT_SUMS = ("rows", "accepted", "accepted_at")  # which follow from these
 WARM_UP_TOKENS = 32  # maximum output length of a warm-up request
 
 
@@ -123,7 +124,7 @@ def drafts_result(live: LiveDriver, requests: Sequence[Request]) -> dict[str, An
     if counts is None or log is None:
         return {}
     rows = {str(request.id): log.log.get(request.id, []) for request in requests}
-    return {"drafts": {**{name: getattr(counts, name) for name in DRAFT_COUNTS}, "requests": rows}}
+    return {"drafts": {**{name: getattr(counts, name) for name in DRAFT_COUNTS + DRAFT_SUMS}, "requests": rows}}
 
 
 def check_fits(requests: Sequence[Request], engine: Mapping[str, Any], about: Mapping[str, Any], context: int) -> None:

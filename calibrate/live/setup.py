@@ -15,11 +15,13 @@ from typing import Any, Callable, Optional, Union
 from servesim.calibrate.device.backend import Model, model_named
 from servesim.calibrate.device.worker_client import Worker
 from servesim.config.scenario import Scenario
+from servesim.config.speculative import fields_that_draft
 from servesim.config.user_code import code_access
 from servesim.core import BadInput, Request, StepCost
 from servesim.costs.device_profile import Profile
 from servesim.costs.mapping import cost_from, cost_mapping
 from servesim.files.scratch import ScratchFolder
+from servesim.runs.build import chances_of
 
 from .request_json import request_to_json
 
@@ -155,9 +157,8 @@ def replay_arguments(
 ) -> dict[str, Any]:
     """Return the arguments of `replay_job.replay` for a scenario, as JSON."""
     return {
-        "policy": scenario.policy,
+        **server_arguments(scenario),
         "code": code_access(),
-        "engine": scenario.engine.model_dump(mode="json"),
         "requests": [request_to_json(request) for request in requests],
         "seed": scenario.seed,
         "vocab": model.vocab,
@@ -165,6 +166,14 @@ def replay_arguments(
         "warm_up": warm_up,
         "stop": stop,
     }
+
+
+def server_arguments(scenario: Scenario) -> dict[str, Any]:
+    """Return the policy and the engine of a live run, as JSON. A pretending backend needs the chances of drafts."""
+    engine, section = scenario.engine.model_dump(mode="json"), scenario.drafts
+    if section is not None:
+        engine["chances"] = chances_of(section, scenario.seed)
+    return {"policy": fields_that_draft(scenario.policy, section), "engine": engine}
 
 
 @contextlib.contextmanager

@@ -32,8 +32,8 @@ from servesim.core import BadInput, Request
 from servesim.core.content import Content
 from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
+from servesim.engine.router_view import RouterTexts
 from servesim.runs.build import copy_requests
-from servesim.runs.fleet import RouterTexts
 from servesim.runs.intervals import intervals_of, simulate_draws
 from servesim.runs.run_folder import run_data
 from servesim.runs.simulate import Run, simulate

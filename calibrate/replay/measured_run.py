@@ -135,6 +135,7 @@ def run_from_result(
         stuck=stuck,
         work=work_from_json(result.get("work", {})),  # recorded results have none
         counters=result.get("counters"),
+        drafts=[] if server.drafts is None else [server.drafts],
         backend=result["backend"],
         model_calls=calls,
         decisions=result["decisions"],

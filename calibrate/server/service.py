@@ -14,7 +14,7 @@ from typing import Any, Callable, Optional
 from aiohttp import web
 from servesim.calibrate.client.load_generator import raise_file_limit
 from servesim.calibrate.device.worker_client import WorkerFailed
-from servesim.calibrate.live.setup import DeviceSession
+from servesim.calibrate.live.setup import DeviceSession, server_arguments
 from servesim.config.scenario import Scenario
 from servesim.config.user_code import code_access, is_user_class
 from servesim.core import Policy, PolicyError
@@ -152,10 +152,9 @@ class Service:
 
     def _run_engine(self, path: str) -> dict[str, Any]:
         """Run the engine in the worker until it stops; return its final state."""
-        engine = self.scenario.engine.model_dump(mode="json")
+        settings = server_arguments(self.scenario)
         state: dict[str, Any] = self.session.worker.call(
-            "serve", None, None, policy=self.scenario.policy, code=self.code, engine=engine, socket=path,
-            pace=self.session.fake_cost,
+            "serve", None, None, **settings, code=self.code, socket=path, pace=self.session.fake_cost
         )  # fmt: skip
         return state
 

@@ -19,7 +19,8 @@ from servesim.core import BadInput, field_values
 from servesim.costs.model_config import KEYS
 from servesim.files.read import parse_json, quote
 from servesim.files.step_table import MeasuredStep, read_steps
-from servesim.policies.vllm_v1.policy import NEWEST, OLDEST, SETTING_SINCE, VLLMV1, is_version, version_number
+from servesim.policies.vllm_v1.policy import VLLMV1
+from servesim.policies.vllm_v1.settings import NEWEST, OLDEST, SETTING_SINCE, is_version, version_number
 
 HEADER_TIMEOUT_S = 10.0
 WRITTEN_S = 0.5  # until the recorder has written the last step
@@ -63,7 +64,7 @@ class Recording:
         method, scheduler = self.header.get("speculative", {}).get("method"), self.header["scheduler"]
         found = [f"{name}_config" for name in self.header["features"] if name != "speculative" or method not in METHODS]
         most = scheduler.get("max_num_scheduled_tokens")
-        if most not in (None, scheduler["max_num_batched_tokens"]):  # the same with speculative decoding
+        if most not in (None, scheduler.get("max_num_batched_tokens")):  # the same with speculative decoding
             found.append(f"max_num_scheduled_tokens={most}")
         for (section, name), neutral in UNSIMULATED.items():
             value = self.header[section].get(name, neutral)

@@ -28,8 +28,9 @@ from servesim.core import (
 from servesim.core.limits import is_number
 from servesim.core.native import mypyc_attr
 from servesim.policies.vllm_common import prefilling_is_last, requests_in
-from servesim.policies.vllm_v1.policy import VLLMV1, Budget, version_number
+from servesim.policies.vllm_v1.policy import VLLMV1, Budget
 from servesim.policies.vllm_v1.rules import VLLMRules
+from servesim.policies.vllm_v1.settings import version_number
 
 from .rules import AscendRules, BalanceRules
 

@@ -18,6 +18,8 @@ from servesim.config.exported import (
     shell_command,
 )
 from servesim.config.scenario import EngineConfig, Scenario
+from servesim.config.speculative import Speculative
+from servesim.costs.public_models import HUB
 from servesim.policies.vllm_flags import (
     BLOCK_SIZES,
     ENGINE_KEYS,
@@ -30,7 +32,7 @@ from servesim.policies.vllm_flags import (
     token_flags,
 )
 
-from .policy import SETTING_SINCE
+from .settings import SETTING_SINCE
 
 ANY_BLOCK_SIZE = (0, 18, 0)
 DECIDES_ASYNC = (0, 14, 0)  # without a flag, vLLM itself decides about asynchronous scheduling; never before
@@ -75,18 +77,19 @@ def v1_flags(scenario: Scenario, policy: Any) -> dict[str, Any]:
         "--scheduling-policy": policy.policy,
         **memory_flags(scenario, engine.num_blocks + 1),
         **switch("enable-prefix-caching", policy.enable_prefix_caching),
-        "--prefix-cache-retention-interval": "None" if interval is None else interval or None,
         "--kv-offloading-size": None if host is None else blocks_gib(scenario, host.blocks),
         **(switch("async-scheduling", policy.async_scheduling) if may_be_async else {}),
-        "--speculative-config": speculative_config(policy),
+        "--prefix-cache-retention-interval": None if interval == 0 else interval or "None",  # 0 is the default
+        "--speculative-config": speculative_config(scenario, policy),
         "--data-parallel-size": engine.data_parallel_size if engine.data_parallel_size > 1 else None,
     }
 
 
-def speculative_config(policy: Any) -> Optional[str]:
+def speculative_config(scenario: Scenario, policy: Any) -> Optional[str]:
     """Return the JSON of the drafter; None without one. N-gram drafts and MTP need no further model."""
-    method, tokens = policy.speculative_method, policy.num_speculative_tokens
-    model = {} if method in ("ngram", "mtp") else {"model": DRAFT_MODEL}
+    method, tokens, section = policy.speculative_method, policy.num_speculative_tokens, scenario.speculative
+    known = HUB.get(section.model or "") if section is not None else None
+    model = {} if method in ("ngram", "mtp") else {"model": known or DRAFT_MODEL}
     return json.dumps({"method": method, **model, "num_speculative_tokens": tokens}) if tokens else None
 
 
@@ -114,7 +117,11 @@ def v1_command(scenario: Scenario, model: str = MODEL, plugin: Optional[Plugin] 
     if server is None:
         command = shell_command(["vllm", "serve", model], flag_words(flags), {})
         return Exported(title, "vllm.sh", command, notes, missing)
-    then = scenario.model_copy(update={"policy": server["policy"], "engine": EngineConfig(**server["engine"])})
+    drafts = server.get("speculative")  # if the recorded server has them
+    then = scenario.model_copy(update={
+        "policy": server["policy"], "engine": EngineConfig(**server["engine"]),
+        "speculative": drafts and Speculative(**drafts),
+    })  # fmt: skip
     own, *words = server["command"]
     chosen, diff = changed_flags(
         words, v1_flags(then, then.make_policy()), {**v1_flags(scenario, policy), **added.flags}

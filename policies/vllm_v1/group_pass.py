@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Optional
+from typing import Optional
 
 from servesim.core import CachedPrefix, Chunk, Plan, Request, View
 
 from .group_cache import ADMIT, LEAVE, SLIDE, TAKE, Change, GroupCache
+from .settings import VLLMSettings
 from .speculation import Pass
 from .window_rules import Hit
-
-if TYPE_CHECKING:
-    from .policy import VLLMV1
 
 
 class GroupPass(Pass):
     """One decision, which lists the changes of the cache in their order."""
 
-    def __init__(self, policy: VLLMV1, view: View, cache: GroupCache) -> None:
+    def __init__(self, policy: VLLMSettings, view: View, cache: GroupCache) -> None:
         super().__init__(policy, view, one_by_one=True)
         self.cache = cache
         self.planned: list[Change] = []

@@ -7,7 +7,7 @@ one, because each may get another number of tokens.
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any, Final, Optional
+from typing import Any, Final, Optional
 
 from servesim.core import (
     DECODE_PAST_FINISH,
@@ -19,24 +19,36 @@ from servesim.core import (
     Plan,
     Preemption,
     Request,
+    Stuck,
     View,
 )
-from servesim.policies.vllm_common import prefilling_is_last
+from servesim.policies.vllm_common import prefilling_is_last, requests_in
 
 from .rules import Unscheduled
-
-if TYPE_CHECKING:
-    from .policy import VLLMV1
-
+from .settings import VLLMSettings
 
 NO_PROMPTS: Final[AbstractSet[Request]] = frozenset()
 DECODE_ONCE: Final = Plan(decode=True)
 
 
+def decide(policy: VLLMSettings, view: View) -> Plan:
+    """Return the plan of a step. If no prompt is there and nothing is short, the requests need not be looked at."""
+    rows, drafting = view.decoding, policy.drafting
+    if rows and rows == len(view.running) and not len(view.waiting):
+        inputs = rows * (1 + drafting.tokens + drafting.slots)
+        if (
+            inputs <= policy.max_num_batched_tokens
+            and 1 + drafting.tokens <= policy.max_chunk(rows)
+            and view.decode_block_need <= view.pool.free
+        ):
+            return DECODE_PAST_FINISH
+    return Pass(policy, view).run()
+
+
 class Pass:
     """One decision: what is left for further requests, and what it has planned."""
 
-    def __init__(self, policy: VLLMV1, view: View, one_by_one: bool = False) -> None:
+    def __init__(self, policy: VLLMSettings, view: View, one_by_one: bool = False) -> None:
         self.policy, self.view, self.drafting = policy, view, policy.drafting
         self.tokens = self.inputs = policy.max_num_batched_tokens
         self.free = view.pool.free
@@ -179,7 +191,13 @@ class Pass:
                 drafts = self.drafting.tokens
                 if 1 + drafts > self.room:
                     break
+                if 1 + drafts > self.max_chunk:
+                    why = "vLLM aborts (AssertionError in schedule): long_prefill_token_threshold cuts empty drafts"
+                    raise Stuck(why, requests_in(view), view.now)
                 tokens += drafts
+                if tokens > self.max_chunk:
+                    why = "vLLM ends with an AssertionError: long_prefill_token_threshold cuts empty drafts of request"
+                    raise Stuck(f"{why} {request.id}", requests_in(view), view.now)
             elif tokens > self.room and not policy.enable_chunked_prefill:
                 break
             tokens = min(tokens, self.room)

@@ -23,6 +23,7 @@ DESCRIBES = {  # keys that describe a server or its clients, but set nothing
     "client_timeout": "a setting of the clients",
     "start": "warm up the server yourself",
     "cold_start": "a property of the device",
+    "kv_cache_groups": "a property of the model",
 }
 
 
@@ -138,7 +139,8 @@ def changed_engine_keys(engine: EngineConfig, expressed: Collection[str]) -> lis
     return [
         f"engine.{name}: {DESCRIBES.get(name, 'the server has no such setting')}"
         for name in EngineConfig.model_fields
-        if name not in expressed and name not in MEMORY_KEYS and getattr(engine, name) != getattr(defaults, name)
+        if name in engine.model_fields_set and name not in expressed and name not in MEMORY_KEYS
+        if getattr(engine, name) != getattr(defaults, name)
     ]
 
 

@@ -55,18 +55,24 @@ class Speculative(Keys):
         return self
 
 
-def policy_that_drafts(policy: Mapping[str, Any], section: Optional[Speculative]) -> Policy:
-    """Return the policy of a scenario, with the fields that the section sets; None: no speculative decoding."""
+def fields_that_draft(policy: Mapping[str, Any], section: Optional[Speculative]) -> Mapping[str, Any]:
+    """Return the fields of a policy with those that the section sets; None: no speculative decoding."""
     for name, key in SPECULATIVE.items():
         if name in policy:
             raise BadInput(f"policy.{name}: expected speculative.{key}, which sets it")
     if section is None:
-        return make_policy(policy)
+        return policy
     known = fields_of(policy_class(policy["name"]))
     if not known.keys() >= SPECULATIVE.keys() and "flags" not in known:  # an engine checks its flags itself
         raise BadInput(f"speculative: expected a policy with speculative decoding (vllm-v1), got {policy['name']}")
     overlaps = {"async_scheduling": False} if section.method == "ngram" and "async_scheduling" in known else {}
+    return {**overlaps, **policy, **{name: getattr(section, key) for name, key in SPECULATIVE.items()}}
+
+
+def policy_that_drafts(policy: Mapping[str, Any], section: Optional[Speculative]) -> Policy:
+    """Return the policy of a scenario, with the fields that the section sets."""
+    fields = fields_that_draft(policy, section)
     try:
-        return make_policy({**overlaps, **policy, **{name: getattr(section, key) for name, key in SPECULATIVE.items()}})
+        return make_policy(fields)
     except BadInput as bad:
         raise BadInput(str(bad).replace("policy.num_speculative_tokens", "speculative.tokens")) from None

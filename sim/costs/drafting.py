@@ -48,9 +48,14 @@ def with_drafter(
     """
     if seconds is not None:
         return DraftedCost(cost, LinearCost(base=seconds)) if seconds else cost
-    drafter = measured_drafter(profile, method) or derived_drafter(profile, method, model)
+    drafter = drafter_of(profile, method, model)
     passes = tokens if method in ONE_LAYER or method == DRAFT_MODEL else 1
     return cost if drafter is None or not tokens else DraftedCost(cost, drafter, passes)
+
+
+def drafter_of(profile: Profile, method: str, model: str = "") -> Optional[StepCost]:
+    """Return the cost model of one pass of a drafter, None if its time is not known."""
+    return measured_drafter(profile, method) or derived_drafter(profile, method, model)
 
 
 def measured_drafter(profile: Profile, method: str) -> Optional[StepCost]:
@@ -75,6 +80,7 @@ def derived_drafter(profile: Profile, method: str, model: str = "") -> Optional[
         old = setting_of(replace(profile, cost=cost))
     except BadInput:  # costs of a scenario, for example, have no model
         return None
-    drafting = find_model(model, "speculative.model") if model else replace(old.model, layers=1)
+    one_layer = replace(old.model, layers=1, window=0, full_layers=0)
+    drafting = find_model(model, "speculative.model") if model else one_layer
     new = replace(old, model=drafting, server=False)  # the step has the other times of a server once
     return ScaledCost(derive_cost(without_host(cost), old, new), factor)

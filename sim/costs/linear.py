@@ -59,6 +59,11 @@ class LinearCost(StepCost):
         fixed, slope = self.linear_in_context(rows, live)
         return fixed + slope * context
 
+    def verify(self, rows: int, live: int, context: int, drafts: int) -> float:
+        decode = self.decode_step + self.decode_row * rows + self.decode_live * live + self.context * context
+        token = self.prefill_token if self.draft_token is None else self.draft_token
+        return self.base + decode + token * drafts + self._experts(rows + drafts)  # in the order of `seconds`
+
     def linear_in_context(self, rows: int, live: int) -> tuple[float, float]:
         decode = self.decode_step + self.decode_row * rows + self.decode_live * live
         return self.base + decode + self._experts(rows), self.context

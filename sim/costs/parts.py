@@ -4,8 +4,9 @@ All numbers are at least 0 and all curves rise, so a step with more tokens, rows
 `padded_square` falls with more rows for the same padded tokens: these rows are shorter.
 
 A step that verifies drafts is predicted from steps without them. The drafts are further tokens of the layers, as
-decodes are that join prompts. Every row reads its cached tokens once; if the attention of its tokens takes longer, as a
-prompt chunk after as many cached tokens, then this time counts.
+decodes are that join prompts. Rows with drafts are short prompt chunks: they read their cached tokens once, in the
+kernel of chunks. If the attention of a chunk after as many cached tokens takes longer, this time counts. If all rows
+have drafts, a mixed step has no further kernel of decodes, so it may take less time than without drafts.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from servesim.core import Shape, StepCost
 
 Points = Sequence[tuple[float, float]]
 INFINITY = float("inf")
+CHUNK_READ = 1.4  # times the seconds of a decode, to read a cached token in a chunk of few tokens: H200, 64 to 128 rows
 
 
 def interpolate(points: Points, x: float) -> float:
@@ -73,7 +75,7 @@ class PrefillPart(Part):
             tokens = self.buckets[bisect_left(self.buckets, tokens)]
         return interpolate(self.tokens, tokens)
 
-    def cached(self, cross: float, tokens: int, width: int) -> float:
+    def cached(self, cross: float, tokens: float, width: int) -> float:
         """Return the seconds of attention to the tokens cached before the chunks."""
         wide = cross * width / tokens
         if wide > cross and self.width_power is not None:
@@ -103,7 +105,7 @@ class DecodePart(Part):
     buckets: Sequence[int] = ()  # padding buckets of the rows; larger steps are not padded
     context_step: int = 0  # the engine reads cached tokens in multiples of this; 0: as many as there are
     longest: Optional[float] = None  # per cached token of the row with most of them: its parts are merged one by one
-    split: bool = False  # rows with drafts read contexts in parts, as other rows do: few rows also fill the device
+    split: bool = False  # rows with drafts read contexts in parts, as other rows do: in the same time
 
     def tokens_read(self, context: int) -> int:
         """Return the tokens that a step reads for these cached tokens."""
@@ -234,9 +236,14 @@ class PartsCost(StepCost):
         """Return by how much the attention takes longer than reading the cached tokens, `read` seconds for each."""
         if not shape.drafts:
             return 0.0
-        tokens, width = shape.decode_rows + shape.drafts, 0 if self.decodes.split else self.prefill.width
-        attention = self.prefill.cached(tokens / shape.decode_rows * shape.context, tokens, width)
-        return max(0.0, attention - read * shape.context)
+        part, tokens = self.prefill, shape.decode_rows + shape.drafts
+        queries, reading = tokens / shape.decode_rows, read * shape.context
+        if self.decodes.split:
+            return max(0.0, part.cached(queries * shape.context, tokens, 0) - reading)
+        attention = part.cached(queries * shape.context, shape.prefill_tokens + tokens, part.width)
+        if shape.longest and not shape.prefill_rows:  # a row that is not split takes its time, whatever the others have
+            attention = max(attention, part.cached(queries * shape.longest, queries, part.width))
+        return max(attention, CHUNK_READ * reading) - reading
 
     def _line(self, rows: int, live: int) -> tuple[float, float]:
         terms = self._terms.get(rows)
@@ -251,7 +258,8 @@ class PartsCost(StepCost):
         decode = self._decodes(shape) - self.host.step - self.host.row * live
         prefill = self.prefill.seconds(shape, rows + shape.drafts if part.one_pass else 0)
         if part.one_pass:
-            seconds = prefill + part.step + part.row * rows + part.context * self.decodes.tokens_read(shape.context)
+            step = part.step if shape.drafts < rows else 0.0
+            seconds = prefill + step + part.row * rows + part.context * self.decodes.tokens_read(shape.context)
             seconds += self._attention_of_drafts(shape, part.context)
             if self.decodes.longest is not None:
                 seconds += self.decodes.longest_row(live, shape.context, shape.longest)

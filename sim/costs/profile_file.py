@@ -203,6 +203,7 @@ class ServerKeys(Stored):
     command: list[str]  # model and flags; empty if another program has started it
     policy: dict[str, Any]  # its settings, as sections of a scenario
     engine: dict[str, Any]
+    speculative: Optional[dict[str, Any]] = None
 
 
 class ProfileFile(Stored):

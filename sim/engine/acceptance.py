@@ -9,9 +9,10 @@ from typing import Any, Final, Optional
 from servesim.core import Request
 from servesim.core.limits import MAX_DRAFTS
 
+Chances = tuple[int, Optional[float], Sequence[float], int, float]  # as JSON: the arguments of `Drafts.connect`
 MASK: Final = 2**64 - 1
-MODULUS: Final = 2**31 - 1
-MULTIPLIER: Final = 48271
+MODULUS: Final = 2**30 - 35  # a prime; products with smaller numbers are fast in compiled code
+MULTIPLIER: Final = 771645345
 
 
 def uniform(key: int, name: Any, number: int) -> float:
@@ -29,17 +30,18 @@ class Acceptance:
     numbers of a request are a Lehmer sequence: cheap, because every row of a run needs one.
     """
 
-    def __init__(self, key: int, rate: Optional[float], rates: Sequence[float] = ()) -> None:
-        self.key = key  # of the random stream
+    def __init__(self, key: int, rate: Optional[float], rates: Sequence[float] = (), tokens: int = MAX_DRAFTS) -> None:
+        self.start = zlib.crc32(f"{key} ".encode())  # key of the random stream
         self.rate = rate  # of each draft, if those before it are accepted; None: that of the request
+        self.tokens = tokens  # the most drafts of a row
         self.bounds = bounds_of(rates)  # a smaller number accepts the draft at this position
         if not rates and rate is not None:
-            self.bounds = bounds_of(powers(rate))
+            self.bounds = bounds_of(powers(rate, tokens))
         self._bounds_at: dict[float, list[int]] = {}  # by rates of requests
 
     def accept(self, request: Request, drafts: int) -> int:
         """Return how many drafts of the next row of a request are accepted."""
-        luck = request.luck or 1 + int(uniform(self.key, request.id, 0) * (MODULUS - 1))
+        luck = request.luck or first_luck(self.start, request.id)
         request.luck = luck = luck * MULTIPLIER % MODULUS
         bounds, count = self.bounds or self._bounds_of(request), 0
         while count < drafts and luck < bounds[count]:
@@ -51,12 +53,20 @@ class Acceptance:
         assert rate is not None, f"{request} has no acceptance"
         bounds = self._bounds_at.get(rate)
         if bounds is None:
-            bounds = self._bounds_at[rate] = bounds_of(powers(rate))
+            bounds = self._bounds_at[rate] = bounds_of(powers(rate, self.tokens))
         return bounds
 
 
-def powers(rate: float) -> list[float]:
-    return [rate ** (count + 1) for count in range(MAX_DRAFTS)]
+def first_luck(start: int, name: Any) -> int:
+    """Return the number before the first one of a request."""
+    luck = zlib.crc32(str(name).encode(), start) % MODULUS
+    for _ in range(3):
+        luck = (luck ^ (luck >> 13)) % MODULUS * MULTIPLIER % MODULUS
+    return luck or 1
+
+
+def powers(rate: float, count: int) -> list[float]:
+    return [rate ** (power + 1) for power in range(count)]
 
 
 def bounds_of(rates: Sequence[float]) -> list[int]:

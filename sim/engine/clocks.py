@@ -30,6 +30,15 @@ class HeldSteps:
         """Run a decode step that has been decided, and repeat it while its plan holds. Return the next decision."""
         raise NotImplementedError
 
+    def earliest_end(self, step: Step) -> float:
+        """Return a time before which no step of a held plan ends that changes who decodes."""
+        raise NotImplementedError
+
+    @property
+    def blocks_taken(self) -> int:
+        """Blocks of the steps of a paused segment that the pool has not given yet."""
+        raise NotImplementedError
+
 
 class Clock:
     """The time of a loop."""

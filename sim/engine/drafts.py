@@ -11,7 +11,7 @@ from typing import Callable, Final, Optional
 
 from servesim.core import Chunk, Request
 
-from .acceptance import Acceptance
+from .acceptance import Acceptance, Proposals
 from .step import Verified
 
 Accept = Callable[[Request, int], int]  # of the next row of a request with drafts: how many the model accepts
@@ -24,11 +24,24 @@ class Drafts:
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens  # drafts per step
         self._accept: Accept = accept_none
-        self._model: Optional[Acceptance] = None
+        self.model: Optional[Acceptance] = None  # of the function, if it has one
         self.offer: Optional[Callable[[Request], int]] = None  # drafts after a step; None: always all
         self.drafted = 0
-        self.counts = [0] * (tokens + 1)  # rows by accepted drafts
+        self._counts = [0] * (tokens + 1)  # rows by accepted drafts
+        self.newest = [0] * (tokens + 1)  # the same of the newest ones: small numbers are faster to count
         self.lost = 0  # drafts behind the end of an answer: accepted ones, and those of rows that are thrown away
+
+    @property
+    def counts(self) -> list[int]:
+        """Rows with drafts that have returned, by accepted drafts."""
+        for accepted, rows in enumerate(self.newest):
+            self._counts[accepted] += rows
+            self.newest[accepted] = 0
+        return self._counts
+
+    @counts.setter
+    def counts(self, counts: list[int]) -> None:
+        self._counts, self.newest = counts, [0] * len(counts)
 
     @property
     def rows(self) -> int:
@@ -42,12 +55,12 @@ class Drafts:
     @property
     def accepted_at(self) -> list[int]:
         """Accepted drafts by position."""
-        return [sum(self.counts[position + 1 :]) for position in range(self.tokens)]
+        counts = self.counts
+        return [sum(counts[position + 1 :]) for position in range(self.tokens)]
 
     def draw(self, request: Request, drafts: int) -> int:
         """Return how many drafts of a row that returns are accepted."""
-        model = self._model  # compiled, a method is faster than any callable
-        return min(self._accept(request, drafts), drafts) if model is None else model.accept(request, drafts)
+        return min(self._accept(request, drafts), drafts)
 
     @property
     def accept(self) -> Accept:
@@ -55,11 +68,19 @@ class Drafts:
 
     @accept.setter
     def accept(self, accept: Accept) -> None:
-        self._accept, self._model = accept, None
+        self._accept, self.model = accept, None
 
     def use(self, model: Acceptance) -> None:
         """Accept as many drafts as this model says."""
-        self._accept, self._model = model.accept, model
+        self._accept, self.model = model.accept, model
+
+    def connect(
+        self, key: int, rate: Optional[float], rates: Sequence[float], proposals_key: int, proposals: float
+    ) -> None:
+        """Accept drafts by chance, and offer them by chance."""
+        self.use(Acceptance(key, rate, rates, self.tokens))
+        if proposals < 1:
+            self.offer = Proposals(proposals_key, proposals, self.tokens).offer
 
     def launch(self, chunk: Chunk, overlaps: bool, decodes: bool) -> Verified:
         """Count the drafts of a chunk as accepted. Return what the step will return."""
@@ -80,12 +101,12 @@ class Drafts:
             row.accepted = self.draw(row.request, row.drafts)
         if row.drafts:
             self.drafted += row.drafts
-            self.counts[row.accepted] = self.counts[row.accepted] + 1
+            self.newest[row.accepted] += 1
         return row.accepted
 
 
 def draft_metrics(servers: Sequence[Drafts]) -> dict[str, float]:
-    """Return the metrics of all servers, as vLLM defines them; empty without a row that had drafts."""
+    """Return the metrics of all servers; empty without a row that had drafts."""
     rows, drafted, accepted = (
         sum([drafts.rows for drafts in servers]),
         sum([drafts.drafted for drafts in servers]),

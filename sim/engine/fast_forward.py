@@ -10,6 +10,9 @@ of them whether its plan still holds.
 With two steps in flight, a segment launches a step, receives the one before it, and runs further equal steps. All but
 the last of these return, too. A segment has no further steps if the first two change who decodes.
 
+In a fleet, a plan pauses at the barrier: the next arrival at any replica. If that request goes to another one, the
+segment goes on later, as if it had not stopped. So the router can be told what has ended at the price of no decision.
+
 Why it is exact. Every duration uses the formula of a single step (`fixed + slope * context`, or `StepCost.decode`).
 Durations are added to the time one by one, in the same order. So every float is rounded in the same way. Blocks are
 allocated in the order of the steps. Tests compare all times and metrics of every policy with and without it.
@@ -17,15 +20,18 @@ allocated in the order of the steps. Tests compare all times and metrics of ever
 
 from __future__ import annotations
 
+import math
 from typing import Callable, Final, Optional
 
 from servesim.core import Plan, StepCost, check_seconds
 from servesim.core.limits import MAX_STEP
 
 from .clocks import HeldSteps
+from .draft_cohort import DraftCohort
 from .held_decodes import DecodeCost, HeldDecodes
 from .loop import Loop
 from .model_call import launch_decodes, put_in_flight, run_on
+from .plans import start_decode
 from .shape import Padding
 from .step import NO_REQUESTS, Step
 
@@ -43,6 +49,7 @@ class FastForward(HeldSteps):
         self.padding_rows = 0  # of all decodes
         self.max_context = 0
         self.max_row_context = 0.0  # mean of the rows of a step
+        self.max_draft_rows = 0  # rows of a step with drafts whose shape the clock has recorded
         self._only_arrivals = loop.policy.max_wait is None and loop.inbox.timeout is None
         self._costs: dict[int, dict[int, DecodeCost]] = {}  # by padding rows of the plan, then by live rows
         self._extra, self._costs_now = 0, self._costs.setdefault(0, {})  # those of the newest plan
@@ -53,6 +60,12 @@ class FastForward(HeldSteps):
         self._learns = loop.policy.learns
         self._reads_longest = cost.reads_longest
         self._held = HeldDecodes(server.cohort.block_offsets, server.overlaps)
+        self._hold = 0  # steps that the plan may still run
+        self._decided = 0  # steps of the plan so far
+        self._limit = 0  # further steps of the segment at most, after its first one
+        self._further = 0  # those so far
+        self._is_over = True  # the segment has ended
+        self._is_paused = False  # the plan waits at the barrier
 
     @property
     def max_rows(self) -> int:
@@ -60,97 +73,187 @@ class FastForward(HeldSteps):
         return max((cost.rows for costs in self._costs.values() for cost in costs.values()), default=0)
 
     def run(self, step: Step) -> float:
-        loop, server, cohort, plan, held = self.loop, self.server, self.server.cohort, step.plan, self._held
-        inbox = loop.inbox
-        hold, horizon, past_finish = self._bounds(plan)
+        if self.server.draft_cohort is not None:
+            return self._run_drafts(step, self.server.draft_cohort)
+        loop, server, held = self.loop, self.server, self._held
+        hold, horizon, past_finish = self._bounds(step.plan)
         held.horizon = min(horizon, loop.barrier)
-        decided, cold = 0, self.cold_start("decode")
+        if self._is_paused:
+            self._is_paused = False
+        else:
+            self._hold, self._decided = hold, 0
+            self._begin(step, self.cold_start("decode"), past_finish)
         while True:  # one segment
-            self._start_segment(step, cold)
-            if server.overlaps:
-                further = self._run_overlapping(step, hold, past_finish)
-            else:
-                further = self._run_alone(step, hold)
-            decided, hold = decided + 1 + further, hold - 1 - further
-            self.padding_rows += (held.cost.rows - held.live) * (1 + further)
-            if held.context > self.max_context:
-                self.max_context = held.context
-            if held.context > self.max_row_context * held.live:
-                self.max_row_context = held.context / held.live
-            if not past_finish or held.decision >= held.horizon or inbox.delayed or not cohort.size or hold <= 0:
+            if not self._is_over:
+                if self._further < self._limit and (held.decision < held.horizon or loop.inbox.lag > 1):
+                    self._further += self._advance(self._limit - self._further, step.plan.hold.until)
+                if self._further < self._limit and self._pauses(step, horizon):
+                    break
+                self._end(step)
+            if self._hold <= 0 or not past_finish or loop.inbox.delayed or not server.cohort.size:
                 break
-            if not self._take_blocks(plan.hold.keep_free):
+            if self._pauses(step, horizon) or held.decision >= held.horizon:
+                break
+            if not self._take_blocks(step.plan.hold.keep_free):
                 break
             server.waits.go_on(server, held.decision)
-            step, cold = self._next_step(step), 0.0
-        if decided > 1 and not self._learns:
-            server.view.state = loop.policy.advance_state(server.view.state, decided - 1)
+            step = self._next_step(step)
+            self._begin(step, 0.0, past_finish)
+        if self._decided > 1 and not self._learns and not self._is_paused:
+            server.view.state = loop.policy.advance_state(server.view.state, self._decided - 1)
         return held.decision
 
-    def earliest_end(self, step: Step) -> float:
-        """Return a time before which no step of a held plan ends that changes who decodes."""
-        cohort, plan, flight = self.server.cohort, step.plan, self.server.flight
-        cost = self._cost_of(cohort.size, plan.padding_rows)
-        returns = flight is not None and bool(flight.ends or flight.sampled)  # first or last tokens, before this step
-        if returns or not cost.linear or self._learns or self.loop.inbox.delayed:
-            return step.decided
-        hold, horizon, _ = self._bounds(plan)
-        steps = min(hold, cohort.next_finish - cohort.steps)
-        return min(horizon, step.start + steps * (cost.fixed + cost.slope * cohort.context) * ROUNDED_DOWN)
+    def _run_drafts(self, step: Step, cohort: DraftCohort) -> float:
+        """Run steps in which all running requests verify their drafts: as the loop does, but without a decision."""
+        loop, server, plan = self.loop, self.server, step.plan
+        while True:
+            running = len(server.running)
+            loop.send(step, self._end_of_drafts(step))
+            now = loop.now
+            horizon = loop.inbox.next_arrival if self._only_arrivals else self._horizon(None)
+            if now >= min(horizon, loop.barrier) or loop.inbox.delayed or loop.port is not None:
+                return now
+            if len(server.running) < running:
+                if not plan.hold.past_finish:
+                    return now
+                server.waits.go_on(server, now)
+            if not cohort.size or cohort.need > server.pool.free or not self._others_await_end(cohort):
+                return now
+            server.rules.repeat_plan(server)
+            step = Step(plan, now, now if server.flight is None else max(now, server.flight.end))
+            start_decode(server, step)
+            if loop.observers:
+                loop.notify_start(step, NO_REQUESTS, now)
 
-    def _start_segment(self, step: Step, cold: float) -> None:
-        """Begin a segment with a step, which starts when the step before it ends."""
-        cohort = self.server.cohort
+    def _others_await_end(self, cohort: DraftCohort) -> bool:
+        """Whether all running requests that are not in the cohort run no more."""
+        server, others = self.server, len(self.server.running) - cohort.size
+        if others and server.foresees_ends and server.flight is not None:
+            for row in server.flight.verified:
+                if row.request._cohort is None and row.request.status == "running" and cohort.awaits_end(row.request):
+                    others -= 1
+        return not others
+
+    def _end_of_drafts(self, step: Step) -> float:
+        """Return the end of a step that verifies drafts."""
+        rows, context = step.decode_rows, step.context
+        if self._reads_longest or self.padding.decode_buckets or rows > self.max_draft_rows:
+            self.max_draft_rows = rows
+            return self.loop.clock.start_call(step, step.start, self.server.rules)
+        seconds = self.cost.verify(rows, rows, context, step.drafts)
+        if not 0.0 <= seconds <= MAX_STEP:
+            check_seconds(self.cost, seconds)
+        if context > self.max_context:
+            self.max_context = context
+        if context > self.max_row_context * rows:
+            self.max_row_context = context / rows
+        return step.start + seconds
+
+    def _pauses(self, step: Step, horizon: float) -> bool:
+        """Whether a plan waits at the barrier: it goes on later, without a decision, if nothing comes before that."""
+        held = self._held
+        if not self.loop.pauses or not self.loop.barrier <= held.decision < horizon or not self._may_wait(held.cost):
+            return False
+        if self.loop.inbox.lag > 1 or (not self._is_over and held.lacks_blocks):
+            return False
+        self._is_paused, self.loop.held = True, step
+        return True
+
+    def _may_wait(self, cost: DecodeCost) -> bool:
+        """Whether steps change nothing outside until one of them changes who decodes."""
+        loop = self.loop
+        return cost.linear and not (self._learns or loop.inbox.delayed or loop.has_unreported)
+
+    def earliest_end(self, step: Step) -> float:
+        cohort, plan, flight, held = self.server.cohort, step.plan, self.server.flight, self._held
+        cost = self._cost_of(cohort.size, plan.padding_rows)
+        if self.server.drafts is not None or not self._may_wait(cost):
+            return step.decided
+        if flight is not None and (flight.ends or flight.sampled) and (self._is_over or not self._is_paused):
+            return math.nextafter(flight.end, 0.0)  # first or last tokens, before the next step
+        steps, horizon, _ = self._bounds(plan)
+        start, context, first = step.start, cohort.context, 1  # the first step has its blocks
+        if self._is_paused:
+            start, steps, first = held.end, self._hold, 0
+        if self._is_paused and not self._is_over:
+            context, steps = held.context + held.live, self._limit - self._further
+        else:
+            steps = min(steps, cohort.next_finish - cohort.steps)
+            held.set_blocks(self._free_blocks(plan.hold.keep_free), cohort.steps + first)
+        steps = first + held.steps_with_blocks(steps - first, cohort.size)
+        seconds = steps * cost.fixed + cost.slope * (context + (steps - 1) * cohort.size / 2) * steps
+        return min(horizon, start + seconds * ROUNDED_DOWN)
+
+    @property
+    def blocks_taken(self) -> int:
+        return self._held.taken if self._is_paused and not self._is_over else 0
+
+    def _begin(self, step: Step, cold: float, past_finish: bool) -> None:
+        """Begin a segment with a step, which starts when the step before it ends.
+
+        With two steps in flight, launch it and receive the one before it.
+        """
+        server, cohort, held = self.server, self.server.cohort, self._held
         live, context = cohort.size, cohort.context
         cost = self._cost_of(live, step.plan.padding_rows)
-        self._held.longest = cohort.longest
+        held.longest = cohort.longest
         duration = cost.fixed + cost.slope * context if cost.linear else self._seconds(cost, live, context)
         step.rows, step.end = live, step.start + (duration + cold)
-        self._held.begin(live, cost, context, step.start, step.end)
+        held.begin(live, cost, context, step.start, step.end)
+        self._is_over, self._further = False, 0
+        counted = cohort.steps + 1
+        self._limit = min(cohort.next_finish - cohort.steps, self._hold) - 1
+        if server.overlaps:
+            self._count_kv_use(1, 0)
+            launch_decodes(server, step)
+            put_in_flight(server, step)
+            finished = self.loop.receive()
+            goes_on = (past_finish or not finished) and not step.ends and cohort.size == live
+            counted = cohort.steps
+            self._limit = min(cohort.next_finish - cohort.steps, self._hold - 1) if goes_on else 0
+        if self._limit > 0:
+            held.set_blocks(self._free_blocks(step.plan.hold.keep_free), counted)
 
-    def _run_alone(self, step: Step, hold: int) -> int:
-        """Run a step and further ones until one of them changes who decodes; all of them return. Return how many."""
-        server, cohort, held, further = self.server, self.server.cohort, self._held, 0
-        limit = min(cohort.next_finish - cohort.steps, hold) - 1
-        if limit > 0 and (held.decision < held.horizon or self.loop.inbox.lag > 1):
-            held.set_blocks(self._free_blocks(step.plan.hold.keep_free), cohort.steps + 1)
-            further = self._advance(limit, step.plan.hold.until)
-        self._count_kv_use(1 + further, further)
-        if further:
-            self._take_further()
-        step.first_end, step.end, step.steps = step.end, held.end, 1 + further
-        launch_decodes(server, step)
-        put_in_flight(server, step)
-        self.loop.receive()
-        return further
-
-    def _run_overlapping(self, step: Step, hold: int, past_finish: bool) -> int:
-        """Launch a step, receive the one before it, and run further ones. Return how many."""
-        server, cohort, loop, held = self.server, self.server.cohort, self.loop, self._held
-        self._count_kv_use(1, 0)
-        launch_decodes(server, step)
-        put_in_flight(server, step)
-        finished = loop.receive()
-        goes_on = (past_finish or not finished) and not step.ends and cohort.size == held.live
-        limit = min(cohort.next_finish - cohort.steps, hold - 1)
-        if not goes_on or limit <= 0 or held.decision >= held.horizon:
-            return 0
-        held.set_blocks(self._free_blocks(step.plan.hold.keep_free), cohort.steps)
-        first_end = held.end
-        further = self._advance(limit, None)
-        if further:
+    def _end(self, step: Step) -> None:
+        """End a segment: all of its steps return, or all but the last one if two are in flight."""
+        server, loop, held, further = self.server, self.loop, self._held, self._further
+        if further and held.cost.linear and not self._learns:
+            server.token_gaps.add_linear(
+                held.fixed, held.cost.slope, held.context - further * held.live, held.live,
+                further - 1 if server.overlaps else further,
+            )  # fmt: skip
+        if not server.overlaps:
+            self._count_kv_use(1 + further, further)
+        elif further:
             self._count_kv_use(further, further)
+        if further:
             self._take_further()
+        if not server.overlaps:
+            step.first_end, step.end, step.steps = step.end, held.end, 1 + further
+            launch_decodes(server, step)
+            put_in_flight(server, step)
+            loop.receive()
+        elif further:
+            first_end = step.end
             run_on(server, step, further, held.decision, held.end)
             loop.calls += further
             if not loop.fast_path:
                 loop.notify_end(step, first_end, first_end, NO_REQUESTS)
-        return further
+        self._is_over, self._decided, self._hold = True, self._decided + 1 + further, self._hold - 1 - further
+        self._note_sizes(1 + further)
+
+    def _note_sizes(self, steps: int) -> None:
+        held = self._held
+        self.padding_rows += (held.cost.rows - held.live) * steps
+        if held.context > self.max_context:
+            self.max_context = held.context
+        if held.context > self.max_row_context * held.live:
+            self.max_row_context = held.context / held.live
 
     def _advance(self, limit: int, until: Optional[float]) -> int:
         """Run up to `limit` further steps, also past arrivals that the scheduler does not see yet. Return how many.
 
-        Add the gaps between their tokens; that of a step in flight follows when it returns.
+        Add the gaps between their tokens, if they are not linear; that of a step in flight follows when it returns.
         """
         gaps, held, further = self.server.token_gaps, self._held, 0
         cost, live = held.cost, held.live
@@ -165,10 +268,7 @@ class FastForward(HeldSteps):
             if held.lacks_blocks or (self._learns and not self._learn(held.decision)):
                 break
             if cost.linear and not self._learns:
-                context = held.context
-                ran = held.advance(limit - further)
-                gaps.add_linear(held.fixed, cost.slope, context, live, ran - in_flight)
-                further += ran
+                further += held.advance(limit - further)
                 continue
             if in_flight and further:  # the step before returns
                 gaps.add(seconds, live)

@@ -122,14 +122,7 @@ class ChangingFleet(Fleet):
             yield from self._stay_away(number, math.inf)
         pause: Optional[float] = None  # of a replica that drains
         while True:
-            if self._followers:
-                self._release()
-            replica.loop.expects = self._next_arrival() < math.inf
-            self._running = replica
-            time = replica.run_until(self._horizon(number))
-            self._running = None
-            if self._followers:
-                self._release()
+            time = self._run_steps(number)
             is_drained = number in self._draining and replica.is_empty
             emptied = self._emptied(number) if is_drained else math.inf
             cause = yield from self._sleep(emptied if is_drained else time, LAST + number)

@@ -23,7 +23,8 @@ from simpy.events import EventPriority
 
 from .exact_time import At
 from .loop import Loop
-from .replica import CachedTokens, Replica
+from .replica import Replica
+from .router_view import CachedTokens
 from .several import Servers
 from .transfers import Transfers
 
@@ -73,7 +74,6 @@ class Fleet(Servers):
         for replica in replicas if not self._is_static else ():
             self._attach(replica.loop)
         self._reported_at = -math.inf
-        self._wakes: list[tuple[float, int]] = []  # heap of the times at which replicas go on, if not coupled
         self._env = simpy.Environment()
         self._running: Optional[Replica] = None  # the one that runs steps now
         self._router_process: Optional[simpy.Process] = None
@@ -82,7 +82,7 @@ class Fleet(Servers):
     def _attach(self, loop: Loop) -> None:
         """Let a loop tell the router what it does, and expect requests at any time."""
         loop.inbox.ended, loop.inbox.stops_at_ends = self._ended, bool(self._followers) or loop.server.kept is not None
-        loop.fast_path, loop.holds = False, True
+        loop.fast_path, loop.holds, loop.pauses = False, True, True
 
     def run(self) -> float:
         """Run until all requests are done. Return the time."""
@@ -106,46 +106,43 @@ class Fleet(Servers):
         return self.now
 
     def _run_router(self) -> Generator[simpy.Event, Any, None]:
-        while True:
+        while self._is_coupled or self._next_arrival() < math.inf:
+            if self._is_coupled:  # otherwise nothing happens that SimPy would have to order
+                yield from self._sleep(self._next_arrival())
+                if self._next_arrival() > self._env.now:
+                    continue  # it was woken, because something has changed
             time = self._next_arrival()
-            if time == math.inf and not self._is_coupled:
-                for replica, process in zip(self.replicas, self._replica_processes):
-                    replica.loop.holds = False  # nothing comes any more
-                    process.interrupt()
-                return
-            yield from self._sleep(time)
-            time = self._next_arrival()
-            if time > self._env.now:
-                continue  # it was woken, because something has changed
             self._catch_up(time)
             self._tell_router(time)
             while self._next_arrival() <= time:
                 self._send(self._pop(), time)
+        for replica, process in zip(self.replicas, self._replica_processes):
+            replica.loop.holds = False  # nothing comes any more
+            process.interrupt()
 
     def _run_replica(self, number: int) -> Generator[simpy.Event, Any, None]:
-        replica = self.replicas[number]
         while True:
-            if self._is_coupled:  # a report may have run held steps, whose ends bring requests
-                self._release()
-            replica.loop.expects = self._next_arrival() < math.inf
-            self._running = replica
-            time = replica.run_until(self._horizon(number))
-            self._running = None
-            if self._is_coupled:
-                self._release()
+            time = self._run_steps(number)
             yield from self._sleep(time if self._is_coupled else math.inf, LAST + number)
 
-    def _catch_up(self, now: float) -> None:
-        """Run the replicas that may have changed something up to now. In a coupled fleet, they have run by themselves.
+    def _run_steps(self, number: int) -> float:
+        """Run a replica as far as nothing from outside can change it. Return when it may change something next."""
+        replica = self.replicas[number]
+        if self._is_coupled:  # a report may have run held steps, whose ends bring requests
+            self._release()
+        replica.loop.expects = self._next_arrival() < math.inf
+        self._running = replica
+        time = replica.run_until(self._horizon(number))
+        self._running = None
+        if self._is_coupled:
+            self._release()
+        return time
 
-        So a replica needs no event of SimPy for each of its steps.
-        """
-        wakes = self._wakes
-        while wakes and wakes[0][0] < now:
-            time, number = heappop(wakes)
-            replica = self.replicas[number]
-            if time == replica.wakes_at:  # otherwise it has run since
-                heappush(wakes, (replica.run_until(now), number))
+    def _catch_up(self, now: float) -> None:
+        """Run the replicas that may have changed something up to now. In a coupled fleet, they run by themselves."""
+        for replica in self.replicas if not self._is_coupled else ():
+            if replica.wakes_at < now:
+                replica.run_until(now)
 
     def _sleep(self, time: float, order: int = 1) -> Generator[simpy.Event, Any, Any]:
         """Wait until a time, or until an interrupt; return its cause. At equal times, the lower order is first."""
@@ -198,11 +195,7 @@ class Fleet(Servers):
     def _wake(self, number: int) -> None:
         """Let a replica go on, which has got a request or has run. One that runs now does not pass the answer to it."""
         replica, running = self.replicas[number], self._running
-        if self._is_static:
-            return
-        if not self._is_coupled:
-            heappush(self._wakes, (replica.wakes_at, number))
-        elif running is not replica and self._replica_processes:
+        if self._is_coupled and running is not replica and self._replica_processes:
             self._replica_processes[number].interrupt()
             if running is not None:
                 running.horizon = min(running.horizon, replica.next_event)
@@ -245,7 +238,8 @@ class Fleet(Servers):
         ended = self._ended
         if ended:
             known = [end for end in ended if end[0] <= now]
-            known.sort(key=_time_of)
+            if len(known) > 1:
+                known.sort(key=_time_of)
             for _, request in known:
                 asked = self._asked.pop(request.id, None)
                 if asked is None:  # its prefill failed, so it was not sent to a decode replica
@@ -254,7 +248,8 @@ class Fleet(Servers):
                 router, memory = self._router_of(number)
                 router.ended(memory, asked, number)
                 self._without_token.pop(request.id, None)
-            ended[:] = [end for end in ended if end[0] > now]
+            if known:
+                ended[:] = [end for end in ended if end[0] > now]
         reads = self.router.reads_reports or self.decode_router.reads_reports
         if reads and now - self._reported_at >= self.staleness:
             self._reported_at = now

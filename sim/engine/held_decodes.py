@@ -75,6 +75,17 @@ class HeldDecodes:
         self.decision, self.end = decision, end
         return ran
 
+    def steps_with_blocks(self, count: int, live: int) -> int:
+        """Return how many of the next `count` steps of these rows have their blocks."""
+        offsets, index, free, steps = self._offsets, self._index, self.free, 0
+        if live * (count // len(offsets) + 1) <= free:
+            return count
+        while steps < count and offsets[index] <= free:
+            free -= offsets[index]
+            index = (index or len(offsets)) - 1
+            steps += 1
+        return steps
+
     def advance_one(self) -> float:
         """Run one further step, whose blocks are there. Return its seconds."""
         index = self._index

@@ -70,9 +70,10 @@ class Loop:
             raise BadInput("engine.empty_step: expected more than 0 for an engine that polls, got 0")
         self.now = 0.0
         self.barrier = math.inf  # in a fleet: held steps run up to this time, after which a request may come
-        self.held: Optional[Step] = None  # in a fleet: a decided step of a held plan that has not run
+        self.held: Optional[Step] = None  # in a fleet: the newest step of a held plan that waits
         self.in_fleet = False
         self.holds = False  # in a fleet: requests that are not known may come before a held plan ends
+        self.pauses = False  # in a fleet: a held plan that has reached the barrier waits
         self.expects = False  # in a fleet: the router may send more requests
         self.sleeps = False  # the next decision is at the next arrival, if that is earlier than the time given
         self.port: Optional[Port] = None  # in a fleet: KV that leaves or enters this server
@@ -129,6 +130,7 @@ class Loop:
     def run_held(self, step: Step) -> None:
         """Run a decided step of a held plan, and the steps after it."""
         assert self.fast_forward is not None
+        self.held = None
         self._idle, self._steps_without_call = False, 0
         self.now = self.fast_forward.run(step)
         self._tokens_generated, self._last_progress = self.server.tokens_generated, self.calls  # every step has a token
@@ -158,7 +160,7 @@ class Loop:
         step = start_step(server, plan, now)
         server.waits.note(server, step, now)
         if step.has_moves or self.observers:
-            self._notify_start(step, arrived, now)
+            self.notify_start(step, arrived, now)
         return step
 
     def send(self, step: Step, end: float) -> None:
@@ -307,7 +309,7 @@ class Loop:
             reason = f"no token in the last {self.calls - self._last_progress} model calls"
             raise self.stuck(reason, "returned plans that generate none")
 
-    def _notify_start(self, step: Step, arrived: list[Request], now: float) -> None:
+    def notify_start(self, step: Step, arrived: list[Request], now: float) -> None:
         for rejection in step.plan.moves.reject:
             self._report_to_client(rejection.request, now)
         for observer in self.observers:
@@ -349,6 +351,11 @@ class Loop:
     def has_pending_followers(self) -> bool:
         """Whether a finished request, whose client has not seen the end yet, may release followers."""
         return bool(self._unreported) and self.inbox.has_followers
+
+    @property
+    def has_unreported(self) -> bool:
+        """Whether a client has not seen the end of a finished request yet."""
+        return bool(self._unreported)
 
     def _report_all(self, now: float) -> None:
         unreported, self._unreported = self._unreported, []

@@ -245,7 +245,7 @@ def deliver(server: Server, step: Step, now: float) -> list[Request]:
     if step.paused:
         for request in step.paused:
             request._joined_busy_s = server.cohort.busy
-    if server.draft_cohort is not None:
+    if server.draft_cohort is not None and _has_rows(server, step):
         _deliver_verified(server, server.draft_cohort, step, now)
     finished = _finished(server, step) if step.ends or step.fails else NO_REQUESTS
     server.rules.process_results(server, step, finished, now)
@@ -289,6 +289,14 @@ def _deliver_chunks(server: Server, step: Step, now: float, seconds: float) -> N
         request._in_flight -= 1
         request._joined_busy_s = server.cohort.busy
     server.tokens_generated += len(step.sampled)
+
+
+def _has_rows(server: Server, step: Step) -> bool:
+    """Whether requests with rows of their own have tokens in a step, or join, or the prefix cache needs every token."""
+    newest, cache = server.flight, server.prefix_cache
+    if step.verified or step.decode_chunks or (newest is not None and newest.verified):
+        return True
+    return server.overlaps and cache is not None and cache.shares
 
 
 def _deliver_verified(server: Server, cohort: DraftCohort, step: Step, now: float) -> None:

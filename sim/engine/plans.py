@@ -23,9 +23,9 @@ def start_step(server: Server, plan: Plan, now: float) -> Step:
         _move(server, plan, step, now)
     chunks, free = plan.chunks, server.pool.free
     if plan.decode:  # before the chunks: with a prefix cache, the order in which requests get blocks matters
-        _decode(server, step)
+        start_decode(server, step)
         if not chunks and not server.cohort.groups:  # a group may fork or drop sequences in every step
-            step.hold = plan.hold.steps if server.drafts is None else 0
+            step.hold = plan.hold.steps
     elif chunks and server.cohort.size:
         if server.draft_cohort is not None:
             server.draft_cohort.leave_all()
@@ -132,7 +132,7 @@ def _use_cached(server: Server, chunk: Chunk, decodes: bool) -> int:
     return cached
 
 
-def _decode(server: Server, step: Step) -> None:
+def start_decode(server: Server, step: Step) -> None:
     """Start one decode step of the whole cohort."""
     cohort, pool = server.cohort, server.pool
     step.decode_rows, step.context = cohort.size, cohort.context
@@ -174,4 +174,4 @@ def _decode_some(server: Server, chunks: Sequence[Chunk], step: Step) -> None:
         step.paused = [r for r in server.running if r._cohort is not None and r not in chosen]
         for request in step.paused:
             server.leave_cohort(request)
-    _decode(server, step)
+    start_decode(server, step)

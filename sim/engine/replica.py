@@ -8,8 +8,6 @@ server that knows its arrivals from the beginning.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, Optional
 
 from servesim.core import Request
 from servesim.routers.router import Replica as Reported
@@ -17,7 +15,6 @@ from servesim.routers.router import Replica as Reported
 from .loop import Loop
 from .server import Server
 from .step import Step
-from .texts import Text
 
 NO_ENDS: list[tuple[float, Request]] = []
 
@@ -25,12 +22,11 @@ NO_ENDS: list[tuple[float, Request]] = []
 class Replica:
     """The loop of one server in a fleet."""
 
-    __slots__ = ("_bound", "_fast_forward", "horizon", "idle_s", "loop", "sent", "wakes_at")
+    __slots__ = ("_bound", "horizon", "idle_s", "loop", "sent", "wakes_at")
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
         loop.in_fleet = True
-        self._fast_forward: Any = loop.fast_forward  # None: every step runs alone
         self._bound = 0.0  # held steps change nothing before this time
         self.horizon = 0.0  # the time up to which it runs now
         self.wakes_at = 0.0  # when it may change something next
@@ -49,7 +45,7 @@ class Replica:
         """Go on with a new server, which is empty."""
         idle = max(0.0, now - self.loop.now)
         self.idle_s += idle
-        self.loop, self._fast_forward = loop, loop.fast_forward
+        self.loop = loop
         loop.in_fleet, loop.now = True, now
         self.wakes_at = now
 
@@ -90,9 +86,10 @@ class Replica:
             self._step()
 
     def _run_held_plan(self, held: Step) -> None:
-        self.loop.held = None
-        self.loop.run_held(held)
-        self.wakes_at = self.loop.now
+        loop = self.loop
+        loop.run_held(held)
+        self.wakes_at = loop.now
+        self._set_bound()
 
     def _run_alone(self) -> float:
         """Run all steps of a replica whose requests are all known."""
@@ -109,9 +106,13 @@ class Replica:
         loop = self.loop
         loop.sleeps = False
         next_event = loop.step()
-        if loop.held is not None:
-            self._bound = self._fast_forward.earliest_end(loop.held)
         self.wakes_at = loop.now if next_event is None else next_event
+        self._set_bound()
+
+    def _set_bound(self) -> None:
+        held, fast_forward = self.loop.held, self.loop.fast_forward
+        if held is not None and fast_forward is not None:
+            self._bound = fast_forward.earliest_end(held)
 
     @property
     def next_event(self) -> float:
@@ -135,37 +136,19 @@ class Replica:
     def server(self) -> Server:
         return self.loop.server
 
-    def run_held(self, now: float) -> None:
-        """Run the held steps that are decided before now."""
-        while self.loop.held is not None:
+    def run_held(self, now: float, pauses: bool = False) -> None:
+        """Run the held steps that are decided before now; `pauses`: their plan may go on later."""
+        loop = self.loop
+        loop.pauses = pauses
+        while loop.held is not None and not (pauses and loop.now >= now):
             self._bound = -math.inf
             self.run_until(now)
+        loop.pauses = True
 
     def report(self, now: float) -> Reported:
         """Return what the replica says about itself, with the results of the step that runs now."""
-        self.run_held(now)
-        server = self.loop.server
-        pool = server.pool
-        waiting = len(server.waiting) + len(server.swapped)
-        if self.loop.port is not None:
-            waiting += len(self.loop.port.queue)
-        return Reported(waiting, len(server.running), pool.held / max(1, pool.total))
-
-
-class CachedTokens:
-    """Tells how many tokens of a request each replica has in its prefix cache."""
-
-    __slots__ = ("_replicas", "_request", "_text")
-
-    def __init__(self, replicas: Sequence[Replica], request: Request) -> None:
-        self._replicas = replicas
-        self._request = request
-        self._text: Optional[Text] = None
-
-    def __call__(self, number: int) -> int:
-        request, cache = self._request, self._replicas[number].server.prefix_cache
-        if cache is None or request.content is None:
-            return 0
-        if self._text is None:
-            self._text = Text(request)
-        return cache.cached_tokens(self._text, request.prompt)
+        self.run_held(now, True)
+        server, port, fast_forward = self.loop.server, self.loop.port, self.loop.fast_forward
+        waiting = len(server.waiting) + len(server.swapped) + (0 if port is None else len(port.queue))
+        blocks = server.pool.held + (0 if fast_forward is None else fast_forward.blocks_taken)
+        return Reported(waiting, len(server.running), blocks / max(1, server.pool.total))

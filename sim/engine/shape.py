@@ -47,6 +47,9 @@ def runs_as_decode(chunk: Chunk, rules: EngineRules) -> bool:
 def step_shape(step: Step, padding: Padding, rules: EngineRules) -> Shape:
     """Return the shape of a step."""
     chunks, decode_live, context, longest = step.chunks, step.decode_rows, step.context, step.longest
+    if not chunks and not padding.decode_buckets and not step.plan.padding_rows:
+        plain = (0, 0, 0, 0, 0, decode_live, decode_live, context, step.copied_blocks, longest, step.drafts)
+        return tuple.__new__(Shape, plain)
     drafts = step.drafts
     if rules.one_token_decodes or rules.sequence_groups:
         last = [

@@ -200,8 +200,10 @@ class ServerState:
     def _release_cached(self, request: Request, tokens: int, unknown: int, frees_last: bool, blocks: int) -> None:
         """Release the blocks of a preempted request, now or at the end of the plan."""
         computed, held = request._cached + tokens, request._blocks
-        request._blocks = blocks or self.pool.blocks_for(computed)
-        self.allocate(request._blocks - held)
+        assert self.prefix_cache is not None
+        if not self.prefix_cache.takes_blocks:
+            request._blocks = blocks or self.pool.blocks_for(computed)
+            self.allocate(request._blocks - held)
         self.kv_use.tokens += tokens - unknown  # not computed, but released with the others
         self.unreleased.append((request, computed - unknown))
         if not frees_last:

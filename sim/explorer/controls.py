@@ -37,17 +37,21 @@ from .state import DEVICE, PREFIX_TOKENS, WORKLOADS, Choice, Origin, block_defau
 BLOCKS = "engine.num_blocks"
 SHOWN_FIELDS = 6  # of a policy; further ones show by search, or if the scenario sets them
 MODEL, REPLICAS = "profile.model", "cluster.replicas"
+DRAFTS, ACCEPTANCE = "speculative.tokens", "speculative.acceptance"
 SHOWN = ("trace.path", PREFIX_TOKENS, "policy.enable_prefix_caching", "policy.disable_radix_cache", MODEL, DEVICE,
-         REPLICAS, ROUTER, "engine.block_size", "engine.max_model_len", "slo.ttft", "slo.tpot", "slo.e2el")  # fmt: skip
+         REPLICAS, ROUTER, DRAFTS, ACCEPTANCE,
+         "engine.block_size", "engine.max_model_len", "slo.ttft", "slo.tpot", "slo.e2el")  # fmt: skip
 GROUPS = {
     "workload": "requests", "trace": "requests", "policy": "policy", "engine": "KV blocks and engine",
     "slo": "SLO (milliseconds)", "cluster": "replicas", "profile": "server", "server": "server", "start": "server",
+    "speculative": "speculative decoding",
 }  # fmt: skip
 LABELS = {
     "server": "engine", "start": "preset or file", MODEL: "model", DEVICE: "device", PREFIX_TOKENS: "system prompt",
     **dict.fromkeys(RATE_KEYS, "request rate"),
 }  # fmt: skip
 PROMPTS = (0, 128, 256, 512, 1000, 1500, 2000, 4000, 8000)  # tokens of a system prompt
+DRAFT_COUNTS = (0, 1, 2, 3, 4, 5, 6, 7, 8)
 REPLICA_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 HALF_STEPS = (1, 1.5, 2, 3, 4, 6, 8)  # of a slider, per factor of 8
 WHOLE_CHOICES = ("server", MODEL, DEVICE, "start", "policy", "workload", ROUTER)  # each changes several settings
@@ -84,7 +88,7 @@ def controls_of(origin: Origin, choice: Choice) -> list[Control]:
     found = [*profile_controls(origin, choice, tree), *main_choices(origin, choice, tree), *request_controls(tree)]
     with use_access(origin.code(tree)):
         found += policy_controls(scenario_policy(tree))
-        found += cluster_controls(tree)
+        found += [*draft_controls(tree), *cluster_controls(tree)]
         sizes = block_defaults(tree)
     found += section_controls(
         Scenario, tree, names=("engine", "slo", "seed", "noise", "name", "server_config", "proof")
@@ -212,6 +216,19 @@ def cluster_controls(tree: Tree) -> list[Control]:
         control.rare = True
     has_pools = bool(key_value(tree, "cluster.pools"))  # instead of a number of replicas
     return [*(control for control in found if not (has_pools and control.key == REPLICAS)), *fields]
+
+
+def draft_controls(tree: Tree) -> list[Control]:
+    """Return the keys of speculative decoding, if the scenario has the section; a rate has a slider."""
+    if tree.get("speculative") is None:
+        return []
+    found = section_controls(Scenario, tree, names=("speculative",))
+    for control in found:
+        if control.key == DRAFTS:
+            control.ticks = DRAFT_COUNTS
+        elif control.key == ACCEPTANCE:
+            control.kind, control.choices = "number" if is_number(key_value(tree, ACCEPTANCE)) else "text", ()
+    return found
 
 
 def section_controls(

@@ -7,13 +7,14 @@ from typing import Optional
 
 from servesim.config.memory import host_copy_times
 from servesim.config.scenario import EngineConfig, Scenario
+from servesim.config.speculative import Speculative
 from servesim.config.user_code import user_errors
 from servesim.core import BadInput, ClientRequest, Policy, Request
 from servesim.costs.derived import HostCopyCost
 from servesim.costs.device_profile import Profile
 from servesim.costs.drafting import with_drafter
 from servesim.costs.profile import FRONT_END
-from servesim.engine.acceptance import Acceptance, Proposals
+from servesim.engine.acceptance import Chances
 from servesim.engine.build import build_loop, build_server
 from servesim.engine.clocks import Clock
 from servesim.engine.loop import Loop, Observer
@@ -55,17 +56,19 @@ def connect_drafts(server: Server, scenario: Scenario) -> None:
     """Tell a server how many drafts its model accepts. Replicas draw from one stream: a request has its own luck."""
     section, drafts = scenario.drafts, server.drafts
     if section is None or drafts is None:
-        if section is not drafts:
+        if (section is None) != (drafts is None):
             raise BadInput(
                 "speculative: expected the section if the policy object has num_speculative_tokens, and only then"
             )
         return
+    drafts.connect(*chances_of(section, scenario.seed))
+
+
+def chances_of(section: Speculative, seed: int) -> Chances:
+    """Return the random streams and the rates of speculative decoding."""
     given = section.acceptance
-    rates = given if isinstance(given, list) else []
-    rate = given if isinstance(given, float) else None
-    drafts.use(Acceptance(stream_key(scenario.seed, "acceptance"), rate, rates))
-    if section.proposals < 1:
-        drafts.offer = Proposals(stream_key(scenario.seed, "proposals"), section.proposals, drafts.tokens).offer
+    rate, rates = given if isinstance(given, float) else None, given if isinstance(given, list) else []
+    return stream_key(seed, "acceptance"), rate, rates, stream_key(seed, "proposals"), section.proposals
 
 
 def stream_key(seed: int, name: str) -> int:

@@ -14,32 +14,14 @@ from servesim.engine.faults import ChangingFleet
 from servesim.engine.fleet import Fleet
 from servesim.engine.loop import Loop
 from servesim.engine.replica import Replica
+from servesim.engine.router_view import RouterTexts
 from servesim.engine.simulated import SimulatedClock
 from servesim.engine.transfers import Port, Transfers, TransferSettings
-from servesim.routers.router import CHARACTERS_PER_TOKEN, Asked
 from servesim.routers.simple import RoundRobin
 
 from .build import build_simulation
 
 TextOf = Callable[[Request], str]  # the prompt of a request
-HTTP_BODY = 300  # bytes of a request beside its prompt: model, limits, headers of the message
-
-
-class RouterTexts:
-    """Requests as a router sees them. Equal pieces of prompts have equal numbers."""
-
-    def __init__(self, text_of: Optional[TextOf] = None) -> None:
-        self._text_of = text_of  # the characters that a client sends; None: pieces of texts
-        self._numbers: dict[Any, int] = {}  # name of a text -> its number
-
-    def __call__(self, request: Request) -> Asked:
-        size = CHARACTERS_PER_TOKEN * request.prompt + HTTP_BODY
-        if self._text_of is not None:
-            return Asked(request.id, self._text_of(request), request.prompt, request.session, size)
-        pieces = [(("own", request.id), request.prompt)] if request.content is None else request.content.pieces
-        numbers = self._numbers
-        numbered = [(numbers.setdefault(name, len(numbers)), CHARACTERS_PER_TOKEN * tokens) for name, tokens in pieces]
-        return Asked(request.id, None, request.prompt, request.session, size, numbered)
 
 
 def build_fleet(

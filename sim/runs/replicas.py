@@ -12,7 +12,7 @@ from servesim.engine.fleet import Fleet
 from servesim.engine.replica import Replica
 
 from .request_rows import COLUMNS as REQUEST_COLUMNS
-from .request_rows import request_row
+from .request_rows import Served, request_row, served_totals
 
 REPLICA = "replica"  # column of requests.csv
 SHOWN = 8  # replicas in a printed table
@@ -71,11 +71,7 @@ def replicas_of(fleet: Fleet, requests: Sequence[Request], makespan: float) -> O
     """Return the replicas of a fleet that has run; None for one replica, which is a server as any other."""
     if len(fleet.replicas) == 1:
         return None
-    served: list[list[Request]] = [[] for _ in fleet.replicas]
-    for request in requests:
-        number = fleet.replica_of.get(request.id)
-        if number is not None:
-            served[number].append(request)
+    served = served_totals(requests, fleet.replica_of, len(fleet.replicas))
     rows = [replica_row(each, fleet.now, served[number], makespan) for number, each in enumerate(fleet.replicas)]
     copies = fleet.transfers
     transfers = {} if copies is None else {
@@ -84,24 +80,22 @@ def replicas_of(fleet: Fleet, requests: Sequence[Request], makespan: float) -> O
     return Replicas(rows, fleet.replica_of, transfers)
 
 
-def replica_row(replica: Replica, end: float, served: Sequence[Request], makespan: float) -> dict[str, Any]:
+def replica_row(replica: Replica, end: float, served: Served, makespan: float) -> dict[str, Any]:
     """Return the metrics of one replica in a run until `end`."""
     server = replica.server
-    done = [request for request in served if request.outcome == "finished"]
-    waits = [request.first_token - request.sent for request in done if request.first_token is not None]
     busy = max(0.0, replica.loop.now - replica.idle_s)
     stats = None if server.prefix_cache is None else server.prefix_cache.stats
     return {
         "name": server.name,
         "requests": replica.sent,
-        "completed": len(done),
-        "output_throughput": sum(request.written for request in done) / makespan if makespan > 0 else 0.0,
-        "mean_ttft_ms": 1e3 * sum(waits) / len(waits) if waits else None,
+        "completed": served.finished,
+        "output_throughput": served.tokens / makespan if makespan > 0 else 0.0,
+        "mean_ttft_ms": 1e3 * served.ttft / served.first_tokens if served.first_tokens else None,
         "prefix_hit_rate": None if stats is None or not stats.requests else stats.hits / max(1, stats.queries),
         "busy_s": busy,
         "busy": busy / end if end else 0.0,
         "peak_kv_usage": server.kv_use.peak_blocks / server.pool.total if server.policy.uses_block_pool else None,
-        "preemptions": sum(request.preemptions for request in served),
+        "preemptions": served.preemptions,
         "model_calls": replica.loop.calls,
         **({} if server.drafts is None else draft_metrics([server.drafts])),
     }

@@ -6,7 +6,7 @@ These functions read every request of a run, so they are compiled. Statistics ov
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from struct import pack
 from typing import Any, Optional
 
@@ -68,6 +68,35 @@ def total_seconds(requests: Sequence[Request]) -> dict[str, float]:
         decoding += seconds[4]
         swapped += seconds[5]
     return dict(zip(STATES, (front_end, queued, prefilling, stalled, decoding, swapped)))
+
+
+class Served:
+    """Sums over the requests of one replica."""
+
+    def __init__(self) -> None:
+        self.finished = 0  # requests; the sums below but `preemptions` are of these
+        self.tokens = 0  # generated
+        self.ttft = 0.0  # seconds
+        self.first_tokens = 0
+        self.preemptions = 0
+
+
+def served_totals(requests: Sequence[Request], replica_of: Mapping[Any, int], replicas: int) -> list[Served]:
+    """Return the sums of each replica."""
+    totals = [Served() for _ in range(replicas)]
+    for request in requests:
+        number = replica_of.get(request.id)
+        if number is None:
+            continue
+        total = totals[number]
+        total.preemptions += request.preemptions
+        if request.outcome == "finished":
+            total.finished += 1
+            total.tokens += request.written
+            if request.first_token is not None:
+                total.first_tokens += 1
+                total.ttft += request.first_token - request.sent
+    return totals
 
 
 def packed_numbers(requests: Sequence[Request]) -> tuple[bytes, bytes, bytes, bytes]:

@@ -12,6 +12,7 @@ from servesim.config.memory import blocks_of_device
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput
 from servesim.costs.device_profile import Profile, load_profile
+from servesim.costs.drafting import drafter_of
 from servesim.costs.profile_verdict import DO_NOT_USE, verdict_on
 from servesim.engine.rules import EngineRules, rules_of
 from servesim.files.checked import format_bytes
@@ -111,7 +112,8 @@ def warn_no_drafting(scenario: Scenario, profile: Profile) -> Optional[Note]:
     section = scenario.drafts
     if section is None or section.drafting is not None or section.method == "ngram":
         return None
-    return note("no drafting time", profile=profile.name)
+    known = drafter_of(profile, section.method, section.model or "")
+    return note("no drafting time", profile=profile.name) if known is None else None
 
 
 def warn_bad_profile(profile: Profile) -> Optional[Note]:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Optional, TextIO, TypeVar, Union
 
 from servesim.core import FOREVER, Request
 from servesim.engine.server import Server
+from servesim.engine.shape import runs_as_decode
 from servesim.engine.step import Step
 from servesim.files.step_table import ModelCall
 from servesim.files.write import open_text
@@ -80,6 +81,8 @@ class Timeline(TraceFile):
         super().__init__(path, replicas)
         self._states: dict[Request, str] = {}  # open state slice of each request
         self._counters: dict[tuple[int, str], dict[str, float]] = {}  # last values written, by group and name
+        self._prompts: dict[Step, list[int]] = {}  # tokens of the prompts of steps in flight
+        self._drafts: dict[str, tuple[int, int]] = {}  # verified and accepted so far, by server
         self._now = 0.0
 
     def write_end(self) -> None:
@@ -89,6 +92,8 @@ class Timeline(TraceFile):
 
     def on_step_start(self, server: Server, step: Step, arrived: list[Request]) -> None:
         now = self._now = step.decided
+        prompts = [c for c in step.chunks if server.drafts is None or not runs_as_decode(c, server.rules)]
+        self._prompts[step] = [chunk.tokens - chunk.drafts for chunk in prompts]
         for request in arrived:
             self._open(request, now, server.name)
         for request, how, _ in step.preempted:
@@ -102,19 +107,30 @@ class Timeline(TraceFile):
         self._count(server, now)
 
     def on_step_end(self, server: Server, step: Step, now: float, finished: list[Request]) -> None:
-        self._now = now
+        self._now, tokens = now, self._prompts.pop(step)
         if step.runs_model:
-            tokens = sum(chunk.tokens for chunk in step.chunks)
-            facts = {"prompts": len(step.chunks), "prompt_tokens": tokens, "decodes": step.decode_rows,
-                     "context": step.context, "preempted": len(step.preempted)}  # fmt: skip
+            facts = {"prompts": len(tokens), "prompt_tokens": sum(tokens),
+                     "decodes": step.decode_rows + len(step.chunks) - len(tokens), "context": step.context,
+                     "preempted": len(step.preempted), **self._draft_facts(server)}  # fmt: skip
             duration = microseconds(now) - microseconds(step.start)
             self.event("X", step.start, self.groups[server.name], step.kind, tid=1, dur=duration, args=facts)
         for chunk in step.chunks:
             if chunk.request.decodes:
                 self._enter(chunk.request, "decode", now)
+        for row in step.verified:
+            if row.request.status == "running":
+                self._enter(row.request, "decode", now)
         for request in finished:
             self._close(request, now)
         self._count(server, now)
+
+    def _draft_facts(self, server: Server) -> dict[str, int]:
+        """Return the drafts that a step has verified and accepted, if the server has them."""
+        if server.drafts is None:
+            return {}
+        last, drafts = self._drafts.get(server.name, (0, 0)), (server.drafts.drafted, server.drafts.accepted)
+        self._drafts[server.name] = drafts
+        return {"drafts": drafts[0] - last[0], "accepted": drafts[1] - last[1]}
 
     def _open(self, request: Request, now: float, replica: str) -> None:
         facts = {"prompt": request.prompt, "limit": request.limit, **({"replica": replica} if replica else {})}

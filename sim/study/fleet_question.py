@@ -108,6 +108,7 @@ class FleetSearch:
             if high >= limit:
                 return self.fleet(high)
             low, high = high, high + 1
+        # `high` replicas hold the load. `low` do not, or were not tried.
         while high - low > 1 or (low > 1 and low not in self.found):
             middle = max(low, (low + high) // 2)
             if not self.holds(middle):
@@ -124,7 +125,7 @@ class FleetSearch:
         """Return the sweep over the routers with some replicas."""
         if replicas not in self.found:
             grids: list[Tree] = [{ROUTER: list(self.routers)}, {POOLS: self.splits(replicas)}]
-            base = self.replicas_of(replicas)
+            base = self.scenario_of(replicas)
             self.found[replicas] = self.sweep(f"fleet-{replicas}", [grid for grid in grids if all(grid.values())], base)
         return self.found[replicas]
 
@@ -139,7 +140,7 @@ class FleetSearch:
         sizes = [number for number in range(middle - 1, middle + 2) if 0 < number < replicas]
         return [[pool("prefill", number), pool("decode", replicas - number)] for number in sizes]
 
-    def replicas_of(self, replicas: int) -> Tree:
+    def scenario_of(self, replicas: int) -> Tree:
         """Return the fleet with the first router. Runs are long enough for a backlog to show."""
         tree = apply_assignment(self.base, {"cluster.replicas": replicas, ROUTER: self.routers[0]})
         requests = self.one.mean("completed") + self.one.mean("failed")
@@ -161,7 +162,7 @@ class FleetSearch:
         best = winner_of(summary)
         rows = sorted(summary.rows, key=lambda row: row.config)
         return Fleet(
-            replicas, rows, summary.rows[0] if best is None else best, self.replicas_of(replicas), best is not None,
+            replicas, rows, summary.rows[0] if best is None else best, self.scenario_of(replicas), best is not None,
             None if fewer is None else fewer.rows[0],
         )  # fmt: skip
 

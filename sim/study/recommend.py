@@ -46,6 +46,7 @@ PRECISION = 0.04  # of the highest load, and smallest difference of latencies th
 NEAR_OVERLOAD = (0.9, 1.05)  # first rates of the highest load / throughput with all requests at once
 MORE_LOAD = 1.1  # settings that are as good at the rate of the question must hold this much more load to win
 CANDIDATES = 3  # whose highest load is found if no setting meets the constraints
+SECTIONS = ("policy", "engine", "speculative")  # of a recorded server
 OBJECTIVES = ("mean_e2el_ms", "p99_ttft_ms")
 ANY_FLEET = FleetOptions()
 SLO_OF = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2el"}  # part of a metric's name -> key of the SLO
@@ -102,7 +103,7 @@ class Question:
         scenario = scenario_from(assemble(layers))
         server, about = recorded_server(scenario), load_profile(scenario.profile).about
         if server is not None:  # of `sim calibrate vllm`: its settings are the defaults
-            return assemble([layers[0], Layer({key: server[key] for key in ("policy", "engine")}), layers[1]])
+            return assemble([layers[0], Layer({key: server[key] for key in SECTIONS if key in server}), layers[1]])
         defaults = self.tuning.defaults(about, load_trace(scenario).requests)
         return assemble([layers[0], Layer(dict(defaults), are_settings=True), layers[1]])
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from servesim.cli import main
+from servesim.config.registry import SPECULATIVE
 from servesim.core import field_values
 from servesim.engine.rules import rules_of
 from servesim.policies import POLICIES
@@ -54,7 +55,7 @@ def scenario_of(recording: Recording) -> dict[str, Any]:
     }
     return {
         "trace": "trace.jsonl",
-        "policy": {"name": name, **field_values(policy)},
+        "policy": {"name": name, **{k: v for k, v in field_values(policy).items() if k not in SPECULATIVE}},
         "engine": engine,
         "profile": recording.cost,
     }

@@ -37,6 +37,7 @@ OPTIONS = {
         "--gpu-memory-utilization", "--enable-prefix-caching", "--no-enable-prefix-caching", "--async-scheduling",
         "--no-async-scheduling", "--kv-offloading-size", "--max-num-active-seqs",
         "--long-prefill-token-threshold-adaptive", "--speculative-config",
+        "--prefix-cache-retention-interval",
     },
     "vllm": {
         "--max-num-seqs", "--max-num-batched-tokens", "--enable-chunked-prefill", "--no-enable-chunked-prefill",
@@ -61,8 +62,10 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {  # every field of these policies t
          "max_num_batched_tokens": 8192, "watermark": 0.05, "long_prefill_token_threshold": 64,
          "enable_prefix_caching": False, "async_scheduling": False, "max_num_active_seqs": 5,
          "long_prefill_token_threshold_adaptive": True},
-        *({"num_speculative_tokens": 3, "speculative_method": method, "async_scheduling": method != "ngram"}
+        *({"speculative": {"method": method, "tokens": 3, "acceptance": 0.5}}
           for method in ("ngram", "eagle", "eagle3", "draft_model")),
+        {"prefix_cache_retention_interval": 48},
+        {"prefix_cache_retention_interval": None},
     ],
     "vllm": [{}, {"max_num_batched_tokens": 4096, "delay_factor": 0.5, "preemption_mode": "swap"}],
     "vllm-chunked": [{}, {"max_num_partial_prefills": 2, "long_prefill_token_threshold": 99}],
@@ -77,7 +80,10 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {  # every field of these policies t
 
 
 def scenario(policy: str, fields: dict[str, Any] | None = None, **engine: Any) -> Scenario:
-    tree = {"workload": WORKLOAD, "policy": {"name": policy, **(fields or {})}, "engine": engine}
+    """Return a scenario with fields of its policy, and the section `speculative` among them."""
+    own = dict(fields or {})
+    sections = {"engine": engine, "speculative": own.pop("speculative", None)}
+    tree = {"workload": WORKLOAD, "policy": {"name": policy, **own}, **sections}
     return scenario_from({**tree, "profile": "ascend910b4-llama2-7b"})
 
 
@@ -190,21 +196,32 @@ def test_asynchronous_scheduling_has_a_flag_where_vllm_would_decide() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "config"),
+    ("section", "model"),
     [
-        ("ngram", {"method": "ngram", "num_speculative_tokens": 3}),
-        ("mtp", {"method": "mtp", "num_speculative_tokens": 3}),
-        ("eagle", {"method": "eagle", "model": "DRAFT_MODEL", "num_speculative_tokens": 3}),
+        ({"method": "ngram"}, None),
+        ({"method": "mtp"}, None),
+        ({"method": "eagle"}, "DRAFT_MODEL"),
+        ({"method": "draft_model", "model": "qwen3-4b"}, "Qwen/Qwen3-4B"),
     ],
 )
-def test_drafts_are_exported_as_json_and_the_user_names_the_draft_model(method: str, config: dict[str, Any]) -> None:
-    fields = {"num_speculative_tokens": 3, "speculative_method": method, "async_scheduling": method != "ngram"}
+def test_drafts_are_exported_as_json_and_the_user_names_the_draft_model(
+    section: dict[str, Any], model: str | None
+) -> None:
+    fields = {"speculative": {**section, "tokens": 3, "acceptance": 0.5}}
     exported = export_scenario(scenario("vllm-v1", fields, num_blocks=900), "vllm")
     words = words_of(exported)
-    assert json.loads(words[words.index("--speculative-config") + 1]) == config
-    assert ("DRAFT_MODEL" in str(exported.notes)) == ("model" in config)
-    missing = export_scenario(scenario("vllm-v1", {**fields, "mtp_modules": 2}, num_blocks=900), "vllm").not_expressed
-    assert missing == ["policy.mtp_modules=2: a property of the model"]
+    own = {} if model is None else {"model": model}
+    expected = {"method": section["method"], **own, "num_speculative_tokens": 3}
+    assert json.loads(words[words.index("--speculative-config") + 1]) == expected
+    assert any("DRAFT_MODEL" in note for note in exported.notes) == (model == "DRAFT_MODEL")
+    assert exported.not_expressed == []
+
+
+def test_modules_of_mtp_are_no_setting() -> None:
+    fields = {"speculative": {"method": "mtp", "modules": 2, "tokens": 2, "acceptance": 0.5},
+              "enable_prefix_caching": False}  # fmt: skip
+    exported = export_scenario(scenario("vllm-v1", fields, num_blocks=900), "vllm")
+    assert exported.not_expressed == ["policy.mtp_modules=2: a property of the model"]
 
 
 def test_the_prefix_cache_is_exported_as_simulated() -> None:
@@ -398,6 +415,8 @@ if "model" in (parsed.speculative_config or {}):
     parsed.speculative_config["model"] = str(folder)
 made = AsyncEngineArgs.from_cli_args(parsed).create_engine_config()
 scheduler = made.scheduler_config
+cache = made.cache_config
+assert cache.prefix_cache_retention_interval == (48 if "48" in sys.argv else None if "None" in sys.argv else 0)
 print("accepted", scheduler.max_num_seqs, scheduler.max_num_batched_tokens, made.cache_config.num_gpu_blocks_override)
 """
 V1_CASES = [(fields, {"num_blocks": 900}) for policy, fields in CASES if policy == "vllm-v1"]
@@ -425,9 +444,10 @@ RECORDED = {"name": "vllm-v1", "max_num_seqs": 64, "async_scheduling": False}
 COMMAND = ["meta/llama", "--dtype=float32", "--max_num_seqs", "64", "-tp", "2", "--watermark", "0.1", "--enforce-eager"]
 
 
-def recorded_scenario(folder: Path, settings: list[str]) -> Exported:
+def recorded_scenario(folder: Path, settings: list[str], **sections: Any) -> Exported:
     """Export a scenario with the profile of a server that `sim calibrate vllm` has recorded."""
     server = {"command": COMMAND, "policy": {**RECORDED, "watermark": 0.1}, "engine": {"num_blocks": 900}}
+    server |= sections
     write_profile(folder / "profile", {"name": "x", "server": server}, LinearCost(0.01))
     tree = {**server, "workload": WORKLOAD, "profile": str(folder / "profile")}
     del tree["command"]
@@ -452,6 +472,14 @@ def test_changed_settings_of_a_recorded_server_replace_its_flags(tmp_path: Path)
         "+ --async-scheduling",
     ]  # fmt: skip
     assert "# the recorded command with these changes:\n# - --max_num_seqs 64\n" in exported.render("x")
+
+
+def test_drafts_of_a_recorded_server_stay_until_they_change(tmp_path: Path) -> None:
+    drafts = {"method": "ngram", "tokens": 2, "acceptance": 0.4}
+    changed = ["speculative={method: ngram, tokens: 2, acceptance: 0.4}"]
+    flag = '--speculative-config \'{"method": "ngram", "num_speculative_tokens": 2}\''
+    assert recorded_scenario(tmp_path, changed).changes == [f"+ {flag}"]
+    assert recorded_scenario(tmp_path, changed, speculative=drafts).changes == []
 
 
 def test_sglang_without_a_block_size_has_pages_of_one_token() -> None:

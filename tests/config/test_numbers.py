@@ -116,6 +116,14 @@ SCENARIOS: list[Tree] = [
         **BASE, "policy": {"name": "vllm-v1"},
         "engine": {**MEMORY, "host_cache": {"blocks": 8, "bandwidth": 1e9, "latency": 0.001}},
     },
+    {
+        **BASE, "policy": {"name": "vllm-v1"},
+        "speculative": {"method": "ngram", "tokens": 2, "acceptance": 0.5, "proposals": 0.5, "drafting": 0.001},
+    },
+    {
+        **BASE, "policy": {"name": "vllm-v1"},
+        "speculative": {"method": "mtp", "modules": 2, "tokens": 2, "acceptance": [0.5, 0.25]},
+    },
     {**BASE, "cluster": {"replicas": 2, "staleness": 0.1, "router": {"name": "vllm-dp"}, "price_per_hour": 2.0}},
     {
         **BASE,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from servesim.config.layers import apply_assignment, assemble, setting_layers
 from servesim.config.scenario import Scenario, scenario_from
-from servesim.core import BadInput
-from servesim.engine.acceptance import uniform
+from servesim.core import BadInput, Request
+from servesim.engine.acceptance import MODULUS, Acceptance
 
 BASE: dict[str, Any] = {"policy": {"name": "vllm-v1"}, "speculative": {"tokens": 3, "acceptance": 0.6}}
 
@@ -96,8 +96,19 @@ def test_the_policy_itself_does_not_set_the_fields(section: Any) -> None:
     assert refusal(tree) == "policy.num_speculative_tokens: expected speculative.tokens, which sets it"
 
 
+def random_numbers(key: int, name: Any) -> list[float]:
+    """Return the numbers that decide about the first rows of a request."""
+    request, model = Request(name, 0.0, 1, 1), Acceptance(key, 0.5)
+    numbers = []
+    for _ in range(400):
+        accepted = model.accept(request, 1)
+        numbers.append(request.luck / MODULUS)
+        assert accepted == (numbers[-1] <= 0.5)
+    return numbers
+
+
 def test_random_numbers_of_requests_are_uniform_and_independent() -> None:
-    numbers = [[uniform(key, name, row) for row in range(400)] for key in (1, 2) for name in (0, 1, 2, "a", "b")]
+    numbers = [random_numbers(key, name) for key in (1, 2) for name in (0, 1, 2, "a", "b")]
     for one in numbers:
         assert all(0 <= number < 1 for number in one)
         assert abs(sum(one) / 400 - 0.5) < 4 * (1 / 12 / 400) ** 0.5

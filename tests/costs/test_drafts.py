@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from servesim.calibrate.probe.sample_set import Samples
+from servesim.config.scenario import scenario_from
 from servesim.core import Shape, StepCost
 from servesim.core.errors import BadInput
 from servesim.costs.derivation import Setting, derive_profile, setting_of
@@ -21,6 +22,8 @@ from servesim.costs.mapping import cost_from, cost_mapping
 from servesim.costs.parts import NO_HOST, DecodePart, HostPart, MixedPart, PartsCost, PrefillPart
 from servesim.costs.public_models import find_device, find_model
 from servesim.files.step_table import ModelCall, read_calls, read_steps, write_calls
+from servesim.runs.run_warnings import run_warnings
+from servesim.runs.simulate import simulate
 
 PREFILL = PrefillPart(((16.0, 0.01), (256.0, 0.02), (512.0, 0.04)), cross=1e-9)
 DECODE = DecodePart(((1.0, 0.01), (8.0, 0.012), (64.0, 0.016)), live=1e-5, context=1e-7)
@@ -48,16 +51,19 @@ def decodes(rows: int, context: int, drafts: int = 0) -> Shape:
 def test_drafts_are_tokens_of_the_layers_and_the_cache_is_read_once() -> None:
     host = 1e-4 + 8e-5
     assert PARTS.duration(decodes(8, 1000)) == pytest.approx(0.012 + 8e-5 + 8000e-7 + host)
-    assert PARTS.duration(decodes(8, 1000, 8)) == pytest.approx(0.012 + 8e-5 + 8000e-7 + host)  # 16 tokens: 10 ms
-    assert PARTS.duration(decodes(8, 1000, 248)) == pytest.approx(0.02 + 8e-5 + 8000e-7 + host)
-    split = replace(PARTS, prefill=replace(PREFILL, cross=2e-8))  # 32 tokens per row: 6.4e-7 per cached token
-    assert split.duration(decodes(8, 1000, 248)) == pytest.approx(0.02 + 8e-5 + 8000 * 6.4e-7 + host)
+    read = 1.4 * 8000e-7  # in the kernel of chunks
+    assert PARTS.duration(decodes(8, 1000, 8)) == pytest.approx(0.012 + 8e-5 + read + host)  # 16 tokens: 10 ms
+    assert PARTS.duration(decodes(8, 1000, 248)) == pytest.approx(0.02 + 8e-5 + read + host)
+    slow = replace(PARTS, prefill=replace(PREFILL, cross=2e-8))  # 32 tokens per row: 6.4e-7 per cached token
+    assert slow.duration(decodes(8, 1000, 248)) == pytest.approx(0.02 + 8e-5 + 8000 * 6.4e-7 + host)
 
 
 def test_few_rows_with_drafts_take_as_long_as_a_chunk_unless_their_contexts_are_split() -> None:
     chunks = replace(PARTS, prefill=replace(PREFILL, width=512))
     host, read = 1e-4 + 1e-5, 1000e-7
     assert chunks.duration(decodes(1, 1000, 3)) == pytest.approx(0.01 + 1e-5 + 512_000e-9 + host)
+    unequal = decodes(2, 550, 6)._replace(longest=1000)
+    assert chunks.duration(unequal) == pytest.approx(0.01 + 0.002 / 7 + 2e-5 + 512_000e-9 + host + 1e-5)
     split = replace(chunks, decodes=replace(DECODE, split=True))
     assert split.duration(decodes(1, 1000, 3)) == pytest.approx(0.01 + 1e-5 + read + host)
     assert cost_from(cost_mapping(split), "cost") == split
@@ -65,7 +71,11 @@ def test_few_rows_with_drafts_take_as_long_as_a_chunk_unless_their_contexts_are_
 
 def test_drafts_join_the_prompts_of_a_mixed_step() -> None:
     mixed = Shape(1, 200, 200, 0, 0, 8, 8, 8000, drafts=48)  # 256 tokens
-    assert PARTS.duration(mixed) == pytest.approx(0.02 + 1e-3 + 8e-5 + 1600e-6 + 1e-4 + 9e-5)
+    rest = 8e-5 + 1e-4 + 9e-5
+    assert PARTS.duration(mixed) == pytest.approx(0.02 + 1.4 * 1600e-6 + rest)
+    assert PARTS.duration(mixed._replace(drafts=7, prefill_tokens=241)) == pytest.approx(
+        0.02 + 1e-3 + 1.4 * 1600e-6 + rest  # one row has no drafts: the kernel of decodes runs too
+    )
 
 
 def test_the_draft_token_of_a_sum_of_terms_is_a_prompt_token_unless_it_is_given() -> None:
@@ -99,13 +109,14 @@ def test_more_drafts_never_take_less_time(cost: StepCost) -> None:
         shape = decodes(rows, context)
         if rng.random() < 0.5:
             shape = shape._replace(prefill_rows=1, prefill_tokens=40, prefill_live=40, squares=1600)
-        seconds = [cost.duration(shape._replace(drafts=k * rows)) for k in range(8)]
+        first = 1 if shape.prefill_rows else 0  # if all rows have drafts, a mixed step needs no kernel of decodes
+        seconds = [cost.duration(shape._replace(drafts=k * rows)) for k in range(first, 8)]
         assert all(low <= high * (1 + 1e-12) for low, high in zip(seconds, seconds[1:])), shape
 
 
 @pytest.mark.parametrize("name", ["h200-llama2-7b", "h200-llama3.1-8b"])
 def test_a_step_with_drafts_costs_about_as_chunks_of_as_many_tokens(name: str) -> None:
-    """Where the samples have such chunks: few rows. The KV cache of many rows takes longer than their chunks were."""
+    """Where the samples have such chunks: few rows. The chunks of many rows would read their KV cache too fast."""
     cost = load_profile(name).cost
     for rows in (1, 4, 8):
         chunks = Shape(rows, 4 * rows, 4 * rows, 16 * rows, 4 * rows * 500)
@@ -168,6 +179,34 @@ def test_a_draft_model_is_a_model_of_its_own() -> None:
     assert named.decode(4, 4, 400) == pytest.approx(whole.decode(4, 4, 400))
     with pytest.raises(BadInput, match=r"speculative\.model: expected a known model"):
         derived_drafter(profile, "draft_model", "unknown")
+
+
+def test_a_run_with_drafts_warns_only_if_the_drafting_time_is_not_known() -> None:
+    def warnings(profile: Any, **section: Any) -> list[str]:
+        tree = {"policy": {"name": "vllm-v1"}, "profile": profile, "engine": {"num_blocks": 1000}}
+        scenario = scenario_from({**tree, "speculative": {"tokens": 2, "acceptance": 0.5, **section}})
+        found = run_warnings(scenario, load_profile(profile), None)
+        return [str(warning) for warning in found if "drafting" in str(warning)]
+
+    costs = {"kind": "linear", "base": 0.01}
+    assert len(warnings(costs)) == 1
+    assert warnings(costs, method="ngram") == warnings(costs, drafting=0.0) == warnings("h200-llama2-7b") == []
+    assert len(warnings("h200-llama2-7b", method="draft_model")) == 1
+    assert warnings("h200-llama2-7b", method="draft_model", model="qwen3-4b") == []
+
+
+def test_drafts_count_in_the_range_of_the_profile() -> None:
+    """40 rows with 15 drafts each have 640 tokens; the prompts of the profile have up to 100."""
+    cost = {"kind": "parts", "prefill": {"tokens": [[1, 0.01], [16, 0.011]]}, "decode": {"rows": [[1, 0.01]]}}
+    profile = Profile("p", cost_from(cost, "cost"), {"grid": {"prefill_tokens": [1, 100], "decode_rows": [1, 64]}})
+    workload = {"requests": 40, "arrivals": {"kind": "burst"}, "lengths": {"prompt": 2, "output": 40}}
+    tree = {"policy": {"name": "vllm-v1"}, "engine": {"num_blocks": 9000}, "workload": workload}
+    drafts = {"tokens": 15, "acceptance": 0.0}
+    plain, drafted = (
+        simulate(scenario_from({**tree, **more}), profile=profile) for more in ({}, {"speculative": drafts})
+    )
+    assert plain.outside_profile == []
+    assert drafted.outside_profile == ["prefill_tokens 640 (measured 1 to 100)"]
 
 
 def test_a_derived_server_splits_the_contexts_of_rows_with_drafts() -> None:

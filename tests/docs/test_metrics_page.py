@@ -29,6 +29,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "slots": {"policy": {"name": "llm-serving", "decode_batch": 4}, "workload": WORKLOAD},
     "replicas": {"policy": CACHING, "workload": PREFIXES, "engine": ENGINE, "cluster": {"replicas": 2}},
     "several answers": {"policy": {"name": "vllm"}, "trace": "answers.csv", "engine": ENGINE},
+    "drafts": {"policy": CACHING, "workload": WORKLOAD, "speculative": {"tokens": 2, "acceptance": 0.5}},
 }  # fmt: skip
 
 

@@ -103,11 +103,11 @@ def test_every_command_prints_the_output_shown(recipes: Recipes) -> None:
         assert shown == now, f"docs/recipes.md: {command}"
 
 
-def test_fifteen_questions_and_a_link_to_each() -> None:
+def test_sixteen_questions_and_a_link_to_each() -> None:
     text = PAGE.read_text(encoding="utf-8")
     questions = re.findall(r"^## (\d+)\. (.+\?)$", text, re.MULTILINE)
     links = re.findall(r"^(\d+)\. \[(.+\?)\]\(#\1-[\w-]+\)$", text, re.MULTILINE)
-    assert questions == links and [int(number) for number, _ in questions] == list(range(1, 16))
+    assert questions == links and [int(number) for number, _ in questions] == list(range(1, 17))
 
 
 def test_the_policy_on_the_page_is_the_example() -> None:
@@ -274,3 +274,17 @@ def test_the_fit_to_summaries_of_sglang_finds_the_step_times_of_the_server(recip
     one, other = (json.loads((recipes.folder / f"chunks-{n}" / "result.json").read_text()) for n in (8192, 2048))
     assert one["makespan"] < other["makespan"] and one["mean_tpot_ms"] < other["mean_tpot_ms"]
     assert "--chunked-prefill-size 2048" in recipes.output("sim export sglang-server.yaml")
+
+
+def test_drafts_gain_at_a_low_load_and_the_more_of_them_the_earlier_they_cost(recipes: Recipes) -> None:
+    loads = load_result(recipes.folder / "speculation")
+    assert isinstance(loads, RateSummary)
+    means = {
+        curve.assignment.get("speculative.tokens", 0): {p.rate: value for p, value in curve.values("mean_e2el_ms")}
+        for curve in loads.curves
+    }
+    costs = {drafts: [rate for rate, value in mean.items() if value > means[0][rate]] for drafts, mean in means.items()}
+    assert costs == {0: [], 1: [], 3: [36, 42], 5: [30, 36, 42]}
+    # a draft that is accepted with 0.5, and a step that takes 8.1 instead of 6.7 ms
+    tokens = (1 - 0.5**4) / (1 - 0.5)
+    assert means[0][2] / means[3][2] == pytest.approx(tokens / (8.1 / 6.7), rel=0.05)

@@ -86,17 +86,12 @@ def test_fast_forward_changes_no_time(
 def test_ends_of_steps_that_a_report_runs_release_their_followers() -> None:
     """A report at an arrival runs held steps. Their ends bring requests before the replica goes on."""
     only = {"min": 1, "max": 1, "interval": 0.5, "target_queue": 1, "start_up": 0.0}
-    trace = make_trace(1, 50, 30.0, 0.4)
+    policy, trace = {"name": "llm-serving", "decode_batch": 8}, make_trace(1, 50, 30.0, 0.4)
+    alone = simulate(scenario_from(tree(policy)), trace)
     for router in ("llm-d", "dynamo-kv"):
-        scenario = scenario_from(
-            tree({"name": "llm-serving", "decode_batch": 8}, {"router": router, "autoscale": only})
-        )
-        fast, slow = (simulate(scenario, trace, fast_forward=on) for on in (True, False))
-        assert (
-            times(fast)
-            == times(slow)
-            == times(simulate(scenario_from(tree({"name": "llm-serving", "decode_batch": 8})), trace))
-        )
+        scenario = scenario_from(tree(policy, {"router": router, "autoscale": only}))
+        for on in (True, False):
+            assert times(simulate(scenario, trace, fast_forward=on)) == times(alone)
 
 
 def run(cluster: dict[str, Any], requests: list[ClientRequest]) -> Run:
@@ -113,13 +108,14 @@ def test_a_fault_after_the_last_request_changes_nothing() -> None:
 
 
 def test_requests_of_a_crashed_replica_are_sent_again_or_lost() -> None:
-    requests = [ClientRequest(0, 0.0, 100, 1000), ClientRequest(1, 0.99, 100, 10)]  # one answers, one has no token
-    cluster = {"pools": [{"name": "a", "replicas": 2}], "router": "sticky", "faults": [{"at": 1.0, "replica": 0}]}
-    requests = [ClientRequest(r.id, r.arrival, r.prompt, r.output, session="s") for r in requests]
+    requests = [  # one answers, one has no token
+        ClientRequest(0, 0.0, 100, 1000, session="s"), ClientRequest(1, 0.99, 100, 10, session="s"),
+    ]  # fmt: skip
+    cluster = {"replicas": 2, "router": "sticky"}
+    served = run(cluster, requests).replicas.replica_of
+    assert served[0] == served[1]
+    cluster["faults"] = [{"at": 1.0, "replica": served[0]}]
     answers, waits = run({**cluster, "retry": True}, requests).requests
-    if answers.outcome == "finished":  # the session went to the other replica
-        cluster["faults"] = [{"at": 1.0, "replica": 1}]
-        answers, waits = run({**cluster, "retry": True}, requests).requests
     assert (answers.outcome, answers.reason) == ("lost", "its replica crashed while it answered")
     assert (waits.outcome, waits.sent, waits.scheduled) == ("finished", 0.99, 1.0)
     answers, waits = run({**cluster, "retry": False}, requests).requests
@@ -146,10 +142,8 @@ def test_a_router_that_has_not_noticed_sends_to_a_replica_that_is_gone() -> None
 def test_a_crashed_replica_returns_without_its_prefix_cache() -> None:
     content = make_trace(1, 1).requests[0].content
     requests = [ClientRequest(n, 2.0 * n, content.ends[-1], 2, content=content) for n in range(4)]
-    cached = [
-        request.cached_tokens > 0
-        for request in run({"faults": [{"at": 3.0, "replica": 0, "recover": 0.5}]}, requests).requests
-    ]
+    crash = {"faults": [{"at": 3.0, "replica": 0, "recover": 0.5}]}
+    cached = [request.cached_tokens > 0 for request in run(crash, requests).requests]
     assert cached == [False, True, False, True]
 
 

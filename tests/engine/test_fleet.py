@@ -129,6 +129,17 @@ def test_fast_forward_changes_no_time(policy: dict[str, Any], follow: float) -> 
         assert fast.calls == slow.calls
 
 
+@pytest.mark.parametrize("front_end", [{"end_lag": True}, {"lag": 2}, {"seconds": 0.004}], ids=str)
+def test_the_router_hears_of_ends_at_their_time(front_end: dict[str, Any]) -> None:
+    """Also if a client sees its end one call late, and if held steps end early because they lack blocks."""
+    for policy in POLICIES:
+        scenario = tree(policy, {"replicas": 3, "router": "least-requests"})
+        scenario["engine"] = {"num_blocks": 60, "block_size": 16, "front_end": front_end}
+        trace = make_trace(6, 120, 40.0)
+        fast, slow = (simulate(scenario_from(scenario), trace, fast_forward=fast) for fast in (True, False))
+        assert times(fast) == times(slow), policy
+
+
 def test_a_request_that_follows_another_one_may_go_to_another_replica() -> None:
     requests = [
         ClientRequest(0, 0.0, 100, 10), ClientRequest(1, 0.0, 100, 200),

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 from servesim.cli import main
 from servesim.config.layers import read_scenario_file
-from servesim.config.registry import presets
+from servesim.config.registry import SPECULATIVE, presets
 from servesim.config.scenario import EngineConfig, scenario_from
 from servesim.core import Policy
 from servesim.core.fields import policy_fields
@@ -36,8 +35,9 @@ def test_every_field_of_a_policy_has_a_control(name: str) -> None:
     state = origin.choose(origin.first_state(), "policy", name)
     controls = {control.key: control for control in controls_of(origin, state)}
     kind = POLICIES[name]
-    assert {f"policy.{field.name}" for field in fields(kind)} <= set(controls)
-    for field in policy_fields(kind).values():
+    of_policy = [field for field in policy_fields(kind).values() if field.name not in SPECULATIVE]
+    assert {f"policy.{field.name}" for field in of_policy} <= set(controls)
+    for field in of_policy:
         control = controls[f"policy.{field.name}"]
         assert control.help
         if bool in field.types:
@@ -188,3 +188,22 @@ def test_pools_have_no_number_of_replicas_beside_them(tmp_path: Path) -> None:
     origin = Origin(str(tmp_path / "f.yaml"))
     keys = {control.key for control in controls_of(origin, origin.first_state())}
     assert "cluster.pools" in keys and "cluster.replicas" not in keys
+
+
+def test_drafts_and_their_acceptance_are_sliders_if_the_scenario_has_them(tmp_path: Path) -> None:
+    file = tmp_path / "f.yaml"
+    file.write_text("workload: {contest: {X: 20, T: 1}}\npolicy: vllm-v1\nspeculative: {tokens: 3, acceptance: 0.7}\n")
+    origin = Origin(str(file))
+    controls = {control.key: control for control in controls_of(origin, origin.first_state())}
+    drafts, acceptance = controls["speculative.tokens"], controls["speculative.acceptance"]
+    assert (drafts.text, drafts.kind, drafts.rare) == ("3", "number", False) and 0 in drafts.ticks
+    assert (acceptance.text, acceptance.kind, acceptance.rare) == ("0.7", "number", False)
+    assert acceptance.ticks[0] == 0 and acceptance.ticks[-1] == 1
+    assert controls["speculative.method"].choices[1] == "eagle"
+    file.write_text(file.read_text().replace("0.7", "[0.7, 0.5, 0.3]"))
+    origin = Origin(str(file))
+    controls = {control.key: control for control in controls_of(origin, origin.first_state())}
+    assert (controls["speculative.acceptance"].text, controls["speculative.acceptance"].kind) == (
+        "[0.7, 0.5, 0.3]", "text",
+    )  # fmt: skip
+    assert not [control for control in controls_of(Origin(), Origin().first_state()) if "speculative" in control.key]

@@ -375,3 +375,36 @@ def test_0_11_0_runs_one_more_asynchronous_decode_than_the_output_has_tokens(ver
     loop = Loop(Server(policy, 10, 16), Inbox([request]), SimulatedClock(LinearCost(base=1)))
     loop.run()
     assert (request.written, loop.calls) == (5, calls)
+
+
+# -- V1 with speculative decoding ----------------------------------------------------------------------------------
+
+
+def speculate(requests: list[list[Any]], more: dict[str, Any], blocks: int = 40, **fields: Any) -> PlayedRun:
+    """Serve requests with 3 n-gram drafts per step, which the model always rejects."""
+    settings = {"num_speculative_tokens": 3, "speculative_method": "ngram", "async_scheduling": False, **fields}
+    knobs = {"num_blocks": blocks, "block_size": 16, "max_model_len": 99}
+    table = [[*request, 0][:5] for request in requests]
+    accept = {id: [0] * 99 for id, *_ in requests}
+    return play(Recording({"knobs": knobs, "cost": TICK}, table, [], accept=accept, **more), VLLMV1(**settings))
+
+
+SAME_PROMPT = {"content": {"a": [["text", 17]], "b": [["text", 17]]}}
+
+
+def test_a_cached_prompt_with_empty_drafts_that_exceed_the_budget_is_never_admitted() -> None:
+    played = speculate([["a", 0, 17, 2], ["b", 20, 17, 2]], SAME_PROMPT, max_num_batched_tokens=3)
+    assert played.requests["a"].outcome == "finished"
+    assert "no request runs and no request will arrive (requests b)" in str(played.stuck)
+
+
+def test_the_last_tokens_of_a_prompt_fewer_than_the_modules_look_ahead_never_run() -> None:
+    fields = {"speculative_method": "mtp", "mtp_modules": 3, "max_num_batched_tokens": 2}
+    played = speculate([["a", 0, 5, 2]], {}, **fields)
+    assert "no request runs and no request will arrive (requests a)" in str(played.stuck)
+
+
+def test_a_prompt_limit_below_the_empty_drafts_of_a_row_ends_the_engine() -> None:
+    fields = {"long_prefill_token_threshold": 2, "max_num_batched_tokens": 64}
+    played = speculate([["a", 0, 1, 9], ["b", 3, 1, 9]], {}, **fields)
+    assert "AssertionError: long_prefill_token_threshold cuts empty drafts of request b" in str(played.stuck)

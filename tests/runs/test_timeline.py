@@ -82,6 +82,23 @@ def test_steps_never_overlap_and_counters_stay_in_the_pool(tmp_path: Path) -> No
     assert blocks[-1] == {"held": 0, "free": 15}
 
 
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_step_shows_its_drafts(tmp_path: Path, overlaps: bool) -> None:
+    """Tight memory: rows of their own, rows of the cohort and preempted ones."""
+    tree = sweeps.base(policy={"name": "vllm-v1", "async_scheduling": overlaps}, engine={"num_blocks": 16},
+                       workload=sweeps.workload(60, 20.0), speculative={"tokens": 2, "acceptance": 0.5})  # fmt: skip
+    events, run = run_with_timeline(tmp_path / "t.json", tree)
+    steps, result = [e for e in events if e["ph"] == "X"], run.result()
+    assert result["preemptions"] > 0 and {e["name"] for e in steps} == {"prefill", "decode", "mixed"}
+    drafts, accepted = (sum(e["args"][name] for e in steps) for name in ("drafts", "accepted"))
+    assert accepted / drafts == pytest.approx(result["draft_acceptance_rate"])
+    assert all(bool(e["args"]["decodes"]) == (e["name"] != "prefill") for e in steps)
+    assert all(bool(e["args"]["prompts"]) == (e["name"] != "decode") for e in steps)
+    assert sum(e["args"]["prompt_tokens"] for e in steps) == result["prompt_tokens_computed"]
+    decoded = {e["id"] for e in events if e["ph"] == "b" and e["name"] == "decode"}
+    assert decoded == {str(request.id) for request in run.requests if request.output > 1}
+
+
 def test_timeline_changes_no_metric_and_is_reproducible(tmp_path: Path) -> None:
     words = ("run", "-X", 5, "-T", 10, "--set", "policy.decode_batch=4")
     assert sweeps.sim(*words, "-o", tmp_path / "plain") == 0

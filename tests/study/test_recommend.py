@@ -36,7 +36,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     small = tunings()["vllm"]._replace(grids=[
         {"policy.max_num_seqs": (1, 256), "policy.max_num_batched_tokens": (128, 2048)},
     ])  # fmt: skip
-    monkeypatch.setattr(recommending, "tunings", lambda: {"vllm": small})
+    monkeypatch.setattr(recommending, "tunings", lambda: {**tunings(), "vllm": small})
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -144,11 +144,12 @@ def test_of_settings_that_are_equal_at_this_load_the_one_that_holds_more_wins(
     assert "Other settings are as good at this load; these hold more." in said.out
 
 
-@pytest.mark.parametrize(("drafts", "on"), [("eagle:0.9", True), ("ngram:0", False)])
+@pytest.mark.parametrize(("drafts", "on"), [("eagle:0.9", True), ("eagle:0", False)])
 def test_drafts_are_tried_and_the_answer_says_up_to_which_load_they_gain(
-    drafts: str, on: bool, small: Path, capsys: pytest.CaptureFixture[str]
+    drafts: str, on: bool, small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    few = tunings()["vllm"]._replace(grids=[{"policy.max_num_seqs": (64,)}])
+    few = tunings()["vllm"]._replace(grids=[{"policy.max_num_seqs": (64, 256)}])
+    monkeypatch.setattr(recommending, "tunings", lambda: {"vllm": few})
     said = run_sim(capsys, *QUESTION, *NAMES, "--speculative", drafts)
     assert said.code == 0, said.error
     assert ("--speculative-config" in said.out) == on

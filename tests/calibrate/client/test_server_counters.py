@@ -12,9 +12,11 @@ from servesim.calibrate.client.load_generator import send
 from servesim.calibrate.client.protocols import OpenAI
 from servesim.calibrate.client.server_counters import (
     counted_between,
+    parse_metrics,
     read_counters,
     read_settings,
     round_trip_ms,
+    speculation_between,
 )
 from servesim.core import Request
 
@@ -54,6 +56,30 @@ def test_counters_of_vllm_are_summed_over_engines() -> None:
     assert counted["preemptions"] == 50
     assert counted["mean_ttft_ms"] == pytest.approx(1e3 * 479.267 / 60)
     assert "mean_e2el_ms" not in counted
+
+
+DRAFTS = """\
+# TYPE vllm:spec_decode_num_drafts_total counter
+vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 210.0
+vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} 600.0
+vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 250.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="0"} 150.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="1"} 70.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="1",model_name="m",position="1"} 10.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="2"} 20.0
+vllm:spec_decode_num_accepted_tokens_per_pos_created{engine="0",model_name="m",position="0"} 1.79e+09
+vllm:inter_token_latency_seconds_count{engine="0",model_name="m"} 300.0
+vllm:time_to_first_token_seconds_count{engine="0",model_name="m"} 40.0
+"""
+
+
+def test_acceptance_of_drafts_by_position_is_that_between_two_readings() -> None:
+    counters = parse_metrics(DRAFTS)
+    earlier = {"vllm:spec_decode_num_drafts_total": 10.0, "vllm:inter_token_latency_seconds_count": 50.0}
+    earlier["vllm:spec_decode_num_accepted_tokens_per_pos_total/0"] = 10.0
+    assert speculation_between(earlier, counters) == {"tokens": 3, "acceptance": [0.7, 0.4, 0.1], "proposals": 0.8}
+    assert speculation_between(counters, counters) is None  # no drafts in between
+    assert speculation_between({}, {"vllm:inter_token_latency_seconds_count": 3.0}) is None  # no speculation
 
 
 def test_counters_of_sim_serve_have_the_times_inside_the_server() -> None:

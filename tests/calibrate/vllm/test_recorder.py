@@ -42,6 +42,7 @@ class Scheduler:
         self.requests["b"].num_computed_tokens = 0
         self.requests["b"].num_prompt_tokens = 80
         self.left = [{"a": 1, "b": 50}, {}, {"a": 1, "b": 30}]
+        self.guessed: dict[str, list[int]] = {}
         self.updated: list[Any] = []
 
     def schedule(self, throttle: bool = False) -> Any:
@@ -49,8 +50,9 @@ class Scheduler:
         for id, count in tokens.items():
             self.requests[id].num_computed_tokens += count
         return SimpleNamespace(
-            num_scheduled_tokens=tokens, total_num_scheduled_tokens=sum(tokens.values()), preempted_req_ids={"d"}
-        )
+            num_scheduled_tokens=tokens, total_num_scheduled_tokens=sum(tokens.values()), preempted_req_ids={"d"},
+            scheduled_spec_decode_tokens=self.guessed,
+        )  # fmt: skip
 
     def add_request(self, request: Any) -> None:
         pass
@@ -142,6 +144,26 @@ def test_with_asynchronous_scheduling_a_step_is_decided_before_the_result_of_the
     steps = read_step_log(path)
     assert steps.kinds.tolist() == ["decode", "prefill"]
     assert steps.seconds.tolist() == pytest.approx([0.02, 0.04], abs=0.015)
+
+
+def test_drafted_tokens_are_written_with_those_that_were_accepted(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "steps.jsonl"
+    monkeypatch.setenv("SERVESIM_STEPS", str(path))
+    config.speculative_config = SimpleNamespace(method="ngram", num_speculative_tokens=3, draft_model_config=object())
+    scheduler = recording_scheduler(config, 16)
+    scheduler.left, scheduler.guessed = [{"a": 4, "b": 50}], {"a": [7, 7, 7]}
+    scheduler.requests["a"].num_output_tokens = 61
+    decision = scheduler.schedule()
+    output = SimpleNamespace(sampled_token_ids=[[], [7, 7, 9]], req_id_to_index={"b": 0, "a": 1})
+    scheduler.update_from_output(decision, output)
+    wait_for_lines(path, 2)
+    recording, (step,) = open_recording(path), read_steps(path)
+    assert recording.header["speculative"] == {"method": "ngram", "num_speculative_tokens": 3}
+    assert recording.unsimulated == []
+    assert step.shape == Shape(1, 50, 50, 2500, 0, 1, 1, 100, drafts=3)
+    assert step.cells["verified"] == '[["a", 61, 3, 2]]'
 
 
 def test_without_a_file_the_server_does_not_start(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:

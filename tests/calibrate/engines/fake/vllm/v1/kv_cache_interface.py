@@ -12,3 +12,8 @@ class FullAttentionSpec:
     num_kv_heads: int
     head_size: int
     dtype: Any
+
+
+@dataclass
+class SlidingWindowSpec(FullAttentionSpec):
+    sliding_window: int = 0

@@ -10,7 +10,7 @@ from vllm.v1.core.scheduler import Scheduler
 class EngineCore:
     def __init__(self, vllm_config: Any, executor_class: Any, log_stats: bool) -> None:
         self.model_executor = executor_class(vllm_config)
-        assert self.model_executor.collective_rpc("get_kv_cache_spec")[0]["layer"].block_size
+        assert self.model_executor.collective_rpc("get_kv_cache_spec")[0]["layer 0"].block_size
         assert self.model_executor.collective_rpc("initialize_from_config", args=([],)) == []
         self.scheduler = (vllm_config.scheduler_config.scheduler_cls or Scheduler)(vllm_config)
         self.request_block_hasher = None
