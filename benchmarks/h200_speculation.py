@@ -163,7 +163,7 @@ class Session:
             "policy": policy,
             "engine": {"num_blocks": self.args.blocks, "block_size": BLOCK, "max_model_len": self.model.context},
             "requests": draw_requests(clients, self.args.limit), "seed": 0, "vocab": self.model.vocab,
-            "context": self.model.context, "warm_up": clients,
+            "context": self.model.context, "warm_up": max(clients, 32),
             "check_tokens": CHECKED if kind == "ngram" else None,
         }  # fmt: skip
         with Pretended(kind == "pretended"):

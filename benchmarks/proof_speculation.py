@@ -21,7 +21,7 @@ from servesim.runs.simulate import simulate
 SET = "Qwen3-32B, Ascend A2: suffix decoding"
 FITTED = ("HumanEval", "AGIEval")  # data sets whose smallest and largest concurrency are fitted
 DRAFTS = 3
-ALONE = 3  # requests of a loop with one open request: all are equal
+ALONE = 20  # requests of a loop with one open request: all are equal, but for the chance of their drafts
 SERVER: dict[str, Any] = {
     "policy": {"name": "vllm-v1", "max_num_seqs": 256, "max_num_batched_tokens": 40_960},
     "engine": {"num_blocks": 100_000},  # memory does not bind

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Optional
 
-from servesim.config.registry import make_policy, preset, presets
+from servesim.config.registry import SPECULATIVE, make_policy, preset, presets
 from servesim.config.scenario import Scenario
-from servesim.config.speculative import SPECULATIVE
 from servesim.core import BadInput, Policy
 from servesim.core.policy import field_values
 from servesim.runs.decision_log import InMemoryLog
@@ -26,7 +25,9 @@ COMPARED = ("t", "chunks", "preempted", "cached", "free", "finished")  # of a li
 SHOWN = {"chunks": "batch", "preempted": "preempted", "cached": "cached", "free": "free blocks", "finished": "finished",
          "waiting": "waiting", "running": "running"}  # fmt: skip
 PROVABLE = {"vllm-v1": "vllm"}  # policy: the engine whose rules it has
-SPECULATING = 0.5  # of the random scenarios
+SPECULATING, WINDOWED = 0.5, 0.4  # of the random scenarios
+# windows of the KV cache groups; with mtp, the engine treats the group of its drafter in another way
+GROUPS: list[list[Optional[int]]] = [[128, None], [None, 64], [None, 64, 64], [None, 50, 150], [64]]
 LONGEST = 1000  # maximum tokens of prompt and output in random scenarios
 COST = {
     "kind": "linear", "base": 0.005, "prefill_token": 0.0001, "decode_row": 0.0005, "context": 1e-7,
@@ -46,6 +47,7 @@ class Proof:
     equal: int = 0  # of these steps
     asynchronous: int = 0  # steps that were decided before the last one had returned
     drafted: int = 0  # steps of scenarios with speculative decoding
+    windowed: int = 0  # steps of scenarios with KV cache groups
     cached: int = 0  # steps that used cached tokens
     preemptions: int = 0
     difference: Optional[dict[str, Any]] = None  # the first one: scenario, step, and the line of either log
@@ -126,16 +128,28 @@ def cases(policy: Policy, name: str, seed: int, count: int) -> Iterator[tuple[st
     for number in numbers:
         rng = random.Random(f"{seed} {number}")
         tree = {**random_scenario(rng), "policy": random_settings(rng, settings)}
-        if rng.random() < SPECULATING and known_of(tree["policy"], "num_speculative_tokens", 1):
-            tree["speculative"] = drafts = random_speculation(rng)
-            if drafts["method"] == "ngram":
-                tree["policy"]["async_scheduling"] = False
+        if known_of(tree["policy"], "num_speculative_tokens", 1):
+            add_features(rng, tree)
         yield f"random {number}", tree
 
 
-def random_speculation(rng: random.Random) -> dict[str, Any]:
+def add_features(rng: random.Random, tree: dict[str, Any]) -> None:
+    """Give some scenarios layers with windows, and some speculative decoding."""
+    policy, engine = tree["policy"], tree["engine"]
+    if has_windows := rng.random() < WINDOWED:
+        engine["kv_cache_groups"] = groups = rng.choice(GROUPS)
+        engine["num_blocks"] = engine["num_blocks"] * (1 + len(groups)) // 2
+        policy["prefix_cache_retention_interval"] = rng.choice([0, 0, None, 4 * engine["block_size"]])
+    if rng.random() < SPECULATING:
+        tree["speculative"] = drafts = random_speculation(rng, not has_windows)
+        if drafts["method"] == "ngram":
+            policy["async_scheduling"] = False
+
+
+def random_speculation(rng: random.Random, with_mtp: bool) -> dict[str, Any]:
     """Return a random section of speculative decoding. Several modules need blocks that are longer than the drafts."""
-    method, tokens = rng.choice(["ngram", "eagle", "eagle", "draft_model", "mtp"]), rng.choice([1, 2, 3, 4])
+    methods = ["ngram", "draft_model", "eagle", "mtp" if with_mtp else "eagle"]
+    method, tokens = rng.choice(methods), rng.choice([1, 2, 3, 4])
     section = {"method": method, "tokens": tokens, "acceptance": rng.choice([0.0, 0.4, 0.7, 1.0])}
     if method == "ngram":
         section["proposals"] = rng.choice([0.3, 0.8, 1.0])
@@ -220,6 +234,7 @@ def compare(proof: Proof, label: str, scenario: Scenario, installed: EnginePolic
         proof.equal += 1
         proof.asynchronous += getattr(policy.rules(), "steps_in_flight", 1) > 1
         proof.drafted += scenario.drafts is not None
+        proof.windowed += scenario.engine.kv_cache_groups is not None
         proof.cached += any(tokens for _, tokens in rows[0].get("cached", ()))
         proof.preemptions += len(rows[0]["preempted"])
 

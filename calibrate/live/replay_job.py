@@ -153,7 +153,8 @@ def warm_up(backend: Backend, args: Mapping[str, Any], requests: Sequence[Reques
     """
     live = None
     engine = {**args["engine"], "reject_oversized": "always", "front_end": None}
-    lengths = [1 + index % WARM_UP_TOKENS for index in range(len(requests))]
+    width = 1 + args["policy"].get("num_speculative_tokens", 0)  # most tokens of a request in a step
+    lengths = [1 + width * (index % WARM_UP_TOKENS) for index in range(len(requests))]
     for _ in range(2 if requests else 0):
         burst = [
             Request(f"warm-up {r.id}", 0.0, r.prompt, min(length, r.output), min(length, r.limit))

@@ -72,7 +72,7 @@ class VLLMRules(CachingRules):
         """
         cache = state.prefix_cache
         if isinstance(cache, GroupCache):
-            cache.carry_out(plan.extra)
+            cache.carry_out(plan.extra or ())  # none if the engine itself aborts requests
             if plan.chunks and state.overlaps:
                 cache.newest = {chunk.request: chunk.tokens for chunk in plan.chunks}
             return

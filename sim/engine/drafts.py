@@ -106,7 +106,7 @@ class Drafts:
 
 
 def draft_metrics(servers: Sequence[Drafts]) -> dict[str, float]:
-    """Return the metrics of all servers, as vLLM defines them; empty without a row that had drafts."""
+    """Return the metrics of all servers; empty without a row that had drafts."""
     rows, drafted, accepted = (
         sum([drafts.rows for drafts in servers]),
         sum([drafts.drafted for drafts in servers]),

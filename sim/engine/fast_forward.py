@@ -27,11 +27,9 @@ from servesim.core import Plan, StepCost, check_seconds
 from servesim.core.limits import MAX_STEP
 
 from .clocks import HeldSteps
-from .draft_cohort import DraftCohort
 from .held_decodes import DecodeCost, HeldDecodes
 from .loop import Loop
 from .model_call import launch_decodes, put_in_flight, run_on
-from .plans import start_decode
 from .shape import Padding
 from .step import NO_REQUESTS, Step
 
@@ -49,8 +47,7 @@ class FastForward(HeldSteps):
         self.padding_rows = 0  # of all decodes
         self.max_context = 0
         self.max_row_context = 0.0  # mean of the rows of a step
-        self.max_draft_rows = 0  # rows of a step with drafts whose shape the clock has recorded
-        self._only_arrivals = loop.policy.max_wait is None and loop.inbox.timeout is None
+        self.only_arrivals = loop.policy.max_wait is None and loop.inbox.timeout is None
         self._costs: dict[int, dict[int, DecodeCost]] = {}  # by padding rows of the plan, then by live rows
         self._extra, self._costs_now = 0, self._costs.setdefault(0, {})  # those of the newest plan
         self.server = server = loop.server
@@ -58,7 +55,7 @@ class FastForward(HeldSteps):
         # A cache that evicts only what is missing: it evicts the same blocks at the end of a segment as step by step.
         self._cache = cache if cache is not None and cache.evicts_missing else None
         self._learns = loop.policy.learns
-        self._reads_longest = cost.reads_longest
+        self.reads_longest = cost.reads_longest
         self._held = HeldDecodes(server.cohort.block_offsets, server.overlaps)
         self._hold = 0  # steps that the plan may still run
         self._decided = 0  # steps of the plan so far
@@ -73,8 +70,6 @@ class FastForward(HeldSteps):
         return max((cost.rows for costs in self._costs.values() for cost in costs.values()), default=0)
 
     def run(self, step: Step) -> float:
-        if self.server.draft_cohort is not None:
-            return self._run_drafts(step, self.server.draft_cohort)
         loop, server, held = self.loop, self.server, self._held
         hold, horizon, past_finish = self._bounds(step.plan)
         held.horizon = min(horizon, loop.barrier)
@@ -103,52 +98,6 @@ class FastForward(HeldSteps):
             server.view.state = loop.policy.advance_state(server.view.state, self._decided - 1)
         return held.decision
 
-    def _run_drafts(self, step: Step, cohort: DraftCohort) -> float:
-        """Run steps in which all running requests verify their drafts: as the loop does, but without a decision."""
-        loop, server, plan = self.loop, self.server, step.plan
-        while True:
-            running = len(server.running)
-            loop.send(step, self._end_of_drafts(step))
-            now = loop.now
-            horizon = loop.inbox.next_arrival if self._only_arrivals else self._horizon(None)
-            if now >= min(horizon, loop.barrier) or loop.inbox.delayed or loop.port is not None:
-                return now
-            if len(server.running) < running:
-                if not plan.hold.past_finish:
-                    return now
-                server.waits.go_on(server, now)
-            if not cohort.size or cohort.need > server.pool.free or not self._others_await_end(cohort):
-                return now
-            server.rules.repeat_plan(server)
-            step = Step(plan, now, now if server.flight is None else max(now, server.flight.end))
-            start_decode(server, step)
-            if loop.observers:
-                loop.notify_start(step, NO_REQUESTS, now)
-
-    def _others_await_end(self, cohort: DraftCohort) -> bool:
-        """Whether all running requests that are not in the cohort run no more."""
-        server, others = self.server, len(self.server.running) - cohort.size
-        if others and server.foresees_ends and server.flight is not None:
-            for row in server.flight.verified:
-                if row.request._cohort is None and row.request.status == "running" and cohort.awaits_end(row.request):
-                    others -= 1
-        return not others
-
-    def _end_of_drafts(self, step: Step) -> float:
-        """Return the end of a step that verifies drafts."""
-        rows, context = step.decode_rows, step.context
-        if self._reads_longest or self.padding.decode_buckets or rows > self.max_draft_rows:
-            self.max_draft_rows = rows
-            return self.loop.clock.start_call(step, step.start, self.server.rules)
-        seconds = self.cost.verify(rows, rows, context, step.drafts)
-        if not 0.0 <= seconds <= MAX_STEP:
-            check_seconds(self.cost, seconds)
-        if context > self.max_context:
-            self.max_context = context
-        if context > self.max_row_context * rows:
-            self.max_row_context = context / rows
-        return step.start + seconds
-
     def _pauses(self, step: Step, horizon: float) -> bool:
         """Whether a plan waits at the barrier: it goes on later, without a decision, if nothing comes before that."""
         held = self._held
@@ -167,7 +116,7 @@ class FastForward(HeldSteps):
     def earliest_end(self, step: Step) -> float:
         cohort, plan, flight, held = self.server.cohort, step.plan, self.server.flight, self._held
         cost = self._cost_of(cohort.size, plan.padding_rows)
-        if self.server.drafts is not None or not self._may_wait(cost):
+        if not self._may_wait(cost):
             return step.decided
         if flight is not None and (flight.ends or flight.sampled) and (self._is_over or not self._is_paused):
             return math.nextafter(flight.end, 0.0)  # first or last tokens, before the next step
@@ -334,7 +283,7 @@ class FastForward(HeldSteps):
         steps, until = hold.steps + 1, hold.until
         if inbox.delayed or inbox.has_followers:
             steps = self._steps_until_visible(steps)
-        horizon = inbox.next_arrival if self._only_arrivals and until is None else self._horizon(until)
+        horizon = inbox.next_arrival if self.only_arrivals and until is None else self.next_change(until)
         return steps, horizon, hold.past_finish and until is None and not inbox.has_followers
 
     def _learn(self, now: float) -> bool:
@@ -348,7 +297,7 @@ class FastForward(HeldSteps):
 
     def _seconds(self, cost: DecodeCost, live: int, context: int) -> float:
         """Return the time of a step that is not linear in its context."""
-        if self._reads_longest:
+        if self.reads_longest:
             seconds = self.cost.decode_unequal(cost.rows, live, context, self._held.longest)
         else:
             seconds = self.cost.decode(cost.rows, live, context)
@@ -384,11 +333,11 @@ class FastForward(HeldSteps):
             return 1
         return min(limit, delayed[0][0] - self.loop.calls) if delayed else limit
 
-    def _horizon(self, until: Optional[float]) -> float:
+    def next_change(self, until: Optional[float]) -> float:
         """Return the time of the next arrival, time-out, wake-up or promotion."""
-        promotion = None if self._only_arrivals else self.server.next_promotion()
+        promotion = None if self.only_arrivals else self.server.next_promotion()
         horizon = self.loop.inbox.next_arrival
-        if not self._only_arrivals:
+        if not self.only_arrivals:
             horizon = min(horizon, self.loop.inbox.next_timeout())
         if until is not None and until < horizon:
             horizon = until
@@ -402,5 +351,5 @@ class FastForward(HeldSteps):
             held.horizon = now
             return limit
         inbox.receive(now, loop.calls + steps)
-        held.horizon = min(self._horizon(until), loop.barrier)
+        held.horizon = min(self.next_change(until), loop.barrier)
         return min(limit, inbox.delayed[0][0] - loop.calls - 1)

@@ -12,6 +12,7 @@ from servesim.core.limits import MAX_STEP
 
 from .clocks import Clock
 from .fast_forward import FastForward
+from .held_drafts import HeldDrafts
 from .loop import Loop
 from .rules import EngineRules
 from .shape import NO_PADDING, Padding, step_shape
@@ -47,7 +48,8 @@ class SimulatedClock(Clock):
         """Return the object that runs held steps as one event. Observers that need every step turn it off."""
         needed = any(getattr(observer, "every_step", True) for observer in loop.observers)
         if self.allow_fast_forward and not needed:
-            self.fast_forward = FastForward(loop, self.cost, self.padding, self.take_cold_start)
+            cohort, settings = loop.server.draft_cohort, (loop, self.cost, self.padding, self.take_cold_start)
+            self.fast_forward = FastForward(*settings) if cohort is None else HeldDrafts(*settings, cohort)
         return self.fast_forward
 
     @property

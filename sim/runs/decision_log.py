@@ -86,7 +86,7 @@ def snapshot(server: Server, step: Step, arrived: list[Request]) -> StepSnapshot
         free_blocks(server),
         server.pool.host_free,
         server.pool.evictable if server.prefix_cache is not None and server.prefix_cache.counts_evictable else None,
-        server.prefix_cache is not None,
+        server.rules.has_prefix_cache and server.prefix_cache is not None,
         [by_id[id].sequences for id, _ in rows] if by_id else None,
     )
 

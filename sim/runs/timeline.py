@@ -157,7 +157,7 @@ class Timeline(TraceFile):
     def _count(self, server: Server, now: float) -> None:
         pool, state, group = server.pool, server_state(server), self.groups[server.name]
         self._counter(group, "queues", now, {name: getattr(state, name) for name in ("waiting", "running", "swapped")})
-        has_cache = server.prefix_cache is not None
+        has_cache = server.rules.has_prefix_cache and server.prefix_cache is not None
         if pool.total < FOREVER:
             cached = {"cached": state.cached_blocks} if has_cache else {}
             free = pool.total - state.blocks_used - state.cached_blocks

@@ -49,7 +49,7 @@ class DraftLoads:
     def costs_from(self) -> Optional[float]:
         """The lowest tested rate from which on drafts cost more than they gain; None if they gain at the highest."""
         found = None
-        for rate, change in sorted(self.changes.items(), reverse=True):
+        for rate, change in reversed(list(self.changes.items())):
             if change <= 0:
                 break
             found = rate

@@ -147,3 +147,16 @@ def test_a_derived_step_reads_windows_of_a_row_and_all_tokens_of_the_other_layer
     model = PUBLIC_MODELS["gpt-oss-120b"]
     assert (model.reading_layers, model.window_tokens) == (18, 128.0)
     assert model.values_moved(0, 0, 10) * 2 == model.kv_values * 10
+
+
+def test_requests_with_groups_can_be_aborted_and_a_replica_with_them_can_fail() -> None:
+    cluster = {
+        "replicas": 2,
+        "router": "conductor",
+        "faults": [{"replica": 0, "at": 0.3, "kind": "crash", "recover": 0.6}],
+    }
+    workload = {"requests": 40, "arrivals": {"kind": "poisson", "rate": 40}, "lengths": {"prompt": 300, "output": 200}}
+    profile = {"base": 0.01}
+    engine = {"kv_cache_groups": [64, None], "client_timeout": 3.0, "num_blocks": 200}
+    run = simulate(scenario(profile=profile, engine=engine, cluster=cluster, workload=workload))
+    assert {request.outcome for request in run.requests} == {"finished", "lost"}

@@ -61,6 +61,7 @@ def test_all_decisions_equal_those_of_the_installed_version(folder: Path) -> Non
     proof = json.loads((folder / "proof.json").read_text())
     assert proof["equal"] == proof["steps"] >= 10_000 and proof["scenarios"] == 40
     assert min(proof["asynchronous"], proof["cached"], proof["preemptions"]) >= 100
+    assert min(proof["drafted"], proof["windowed"]) >= 10_000
 
 
 def test_a_changed_rule_of_the_real_scheduler_is_found(folder: Path) -> None:
