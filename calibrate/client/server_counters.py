@@ -123,7 +123,8 @@ def speculation_between(before: ServerCounts, after: ServerCounts) -> Optional[d
     The acceptance of a position is the share of drafts that were accepted up to it.
     """
     change = {name: value - before.get(name, 0.0) for name, value in after.items()}
-    drafts, accepted = change.get(DRAFTS, 0.0), []
+    drafts = change.get(DRAFTS, 0.0)
+    accepted: list[float] = []
     while f"{ACCEPTED_AT}/{len(accepted)}" in change:
         accepted.append(change[f"{ACCEPTED_AT}/{len(accepted)}"])
     if drafts <= 0 or not accepted or min(accepted) < 0:

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Optional
 
-from servesim.config.registry import make_policy, preset, presets
+from servesim.config.registry import SPECULATIVE, make_policy, preset, presets
 from servesim.config.scenario import Scenario
-from servesim.config.speculative import SPECULATIVE
 from servesim.core import BadInput, Policy
 from servesim.core.policy import field_values
 from servesim.runs.decision_log import InMemoryLog
