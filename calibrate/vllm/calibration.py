@@ -155,8 +155,10 @@ def fit_server(calibration: Calibration, noise: float) -> FittedServer:
     scenario = {**recording.scenario(PROFILE, workload), **drafts}
     if drafts:
         calibration.note(f"drafts of these loads, as the server counts them: {drafts}".replace("'", ""))
-    settings = {name: scenario[name] for name in ("policy", "engine", "speculative") if name in scenario}
-    server: dict[str, Any] = {"command": list(calibration.command), **settings}
+    settings: dict[str, Any] = {
+        name: scenario[name] for name in ("policy", "engine", "speculative") if name in scenario
+    }
+    server = {"command": list(calibration.command), **settings}
     steps = calibration.fitted_steps()
     front_end = {"seconds": None if outside is None else max(0.0, outside - per_request), "per_request": per_request}
     about = {"front_end": front_end, "server": server, "check": {"noise": noise}}
