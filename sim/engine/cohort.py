@@ -31,8 +31,8 @@ class Cohort(DecodeCohort):
 
     __slots__ = (
         "_finish_steps", "_finishing", "_longest", "_members_at", "_reserved", "block_offsets", "block_size", "busy",
-        "flight", "known", "last_end", "new_members", "next_finish", "pairs_run", "rows_run", "steps_run",
-        "tracks_longest",
+        "draft_pairs_run", "drafts_run", "flight", "known", "last_end", "new_members", "next_finish", "pairs_run",
+        "rows_run", "steps_run", "tracks_longest",
     )  # fmt: skip
 
     def __init__(self, block_size: int) -> None:
@@ -42,6 +42,8 @@ class Cohort(DecodeCohort):
         self.steps_run = 0  # with drafts: steps so far, which `steps` does not count
         self.rows_run = 0  # rows of all steps so far
         self.pairs_run = 0  # sum of their context tokens in all steps so far, with the new token itself
+        self.drafts_run = 0  # drafts of these rows
+        self.draft_pairs_run = 0  # the same of their drafts
         self.last_end: Optional[float] = None  # when the last step ended
         self.new_members: list[Request] = []  # joined since that step
         self.next_finish = FOREVER  # a lower bound of the next finish step: that member may have left

@@ -135,18 +135,24 @@ class DraftCohort(Cohort):
         """Count a step of all members."""
         self.flight = step
         self.in_flight += 1
-        size, width = self.size, self.width
-        self.count_rows(size * width, width * self.context + size * (width * (width + 1) // 2), True)
+        self.count_rows(self.size, self.context + self.size, *self.drafts_of(self.size, self.context), True)
         step.joined, self.new_members = self.new_members, []
         if self.overlaps:  # the others get these tokens when the step before returns
             for request in step.joined:
-                launch_row(request, width)
-                self.context += width
+                launch_row(request, self.width)
+                self.context += self.width
 
-    def count_rows(self, tokens: int, pairs: int, is_step: bool) -> None:
-        """Count the tokens of decoding rows, and the pairs of one of them and a token that it attends to."""
-        self.rows_run += tokens
+    def drafts_of(self, rows: int, context: int) -> tuple[int, int]:
+        """Return the drafts of rows, and the pairs of one of them and a token that it attends to."""
+        drafts = self.width - 1
+        return rows * drafts, drafts * context + rows * (drafts * (drafts + 3) // 2)
+
+    def count_rows(self, rows: int, pairs: int, drafts: int, draft_pairs: int, is_step: bool) -> None:
+        """Count decoding rows and their drafts."""
+        self.rows_run += rows
         self.pairs_run += pairs
+        self.drafts_run += drafts
+        self.draft_pairs_run += draft_pairs
         self.steps_run += is_step
 
     def deliver(self, step: Step) -> int:

@@ -139,25 +139,28 @@ def _launch_chunks(server: Server, step: Step) -> None:
 
 def _launch_verified(server: Server, cohort: DraftCohort, step: Step) -> None:
     """Count the chunks of a server with drafts. Those that complete a prompt, or decode, are rows of their own."""
-    width, rows = cohort.width, step.decode_rows
-    tokens, pairs = rows * width, width * step.context + rows * (width * (width + 1) // 2)
-    alone = KindTotals()
+    rows, alone = step.decode_rows, KindTotals()
     prompts: list[tuple[int, int]] = []
     for chunk in step.chunks:
         request, decodes = chunk.request, runs_as_decode(chunk, server.rules)
         request._cached = cached = request._cached + chunk.tokens
         if decodes:
-            alone.add_prompt(chunk.tokens, cached)
+            alone.add_decode(chunk.drafts, cached)
         else:
             prompts.append((chunk.tokens, cached))
         if cached >= request.prompt + request._written:
             if request._in_prefilling:
                 server.remove_from_prefilling(request)
             step.note_row(cohort.drafts.launch(chunk, server.overlaps, decodes))
-    if alone.prompts:
-        cohort.count_rows(alone.prompt_tokens, alone.prompt_pairs, not rows)
+    if alone.decode_rows:
+        cohort.count_rows(
+            alone.decode_rows, alone.decode_pairs, alone.draft_tokens, alone.draft_pairs, is_step=not rows
+        )
     if prompts:
-        totals = server.work.start_prompts(tokens + alone.prompt_tokens, pairs + alone.prompt_pairs)
+        totals = server.work.start_prompts(rows + alone.decode_rows, step.context + rows + alone.decode_pairs)
+        drafts, pairs = cohort.drafts_of(rows, step.context)
+        totals.draft_tokens += drafts + alone.draft_tokens
+        totals.draft_pairs += pairs + alone.draft_pairs
         for count, cached in prompts:
             totals.add_prompt(count, cached)
     if server.may_fail:

@@ -12,14 +12,18 @@ from typing import Any
 
 from .cohort import Cohort
 
-COUNTERS = ("steps", "prompts", "prompt_tokens", "prompt_pairs", "prompt_cached", "decode_rows", "decode_pairs")
+COUNTERS = (
+    "steps", "prompts", "prompt_tokens", "prompt_pairs", "prompt_cached", "decode_rows", "decode_pairs",
+    "draft_tokens", "draft_pairs",
+)  # fmt: skip
 
 
 class KindTotals:
     """Sums over the steps of one kind."""
 
     __slots__ = (
-        "decode_pairs", "decode_rows", "prompt_cached", "prompt_pairs", "prompt_tokens", "prompts", "seconds", "steps",
+        "decode_pairs", "decode_rows", "draft_pairs", "draft_tokens", "prompt_cached", "prompt_pairs", "prompt_tokens",
+        "prompts", "seconds", "steps",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -31,6 +35,8 @@ class KindTotals:
         self.prompt_cached = 0  # tokens cached before the chunks
         self.decode_rows = 0
         self.decode_pairs = 0
+        self.draft_tokens = 0  # that decoding rows verify beside their own token
+        self.draft_pairs = 0
 
     def add_prompt(self, tokens: int, cached: int) -> None:
         """Count a chunk of a prompt, after which this number of tokens is cached."""
@@ -38,6 +44,13 @@ class KindTotals:
         self.prompt_tokens += tokens
         self.prompt_pairs += tokens * cached - tokens * (tokens - 1) // 2
         self.prompt_cached += cached - tokens
+
+    def add_decode(self, drafts: int, cached: int) -> None:
+        """Count a decoding row with drafts, after which this number of tokens is cached."""
+        self.decode_rows += 1
+        self.decode_pairs += cached - drafts
+        self.draft_tokens += drafts
+        self.draft_pairs += drafts * cached - drafts * (drafts - 1) // 2
 
     def add(self, other: KindTotals) -> None:
         """Add the sums of another server."""
@@ -47,21 +60,21 @@ class KindTotals:
     @property
     def tokens(self) -> int:
         """Tokens that were computed, without padding."""
-        return self.prompt_tokens + self.decode_rows
+        return self.prompt_tokens + self.decode_rows + self.draft_tokens
 
     @property
     def rows(self) -> int:
-        """Rows: each computes the logits of its last token."""
-        return self.prompts + self.decode_rows
+        """Rows: each computes the logits of its last token, and of its drafts."""
+        return self.prompts + self.decode_rows + self.draft_tokens
 
     @property
     def pairs(self) -> int:
         """Pairs of a token and a token that it attends to."""
-        return self.prompt_pairs + self.decode_pairs
+        return self.prompt_pairs + self.decode_pairs + self.draft_pairs
 
     @property
     def cached(self) -> int:
-        """Tokens in the KV cache that the rows read."""
+        """Tokens in the KV cache that the rows read, each once for all its drafts."""
         return self.prompt_cached + self.decode_pairs - self.decode_rows
 
 
@@ -92,6 +105,8 @@ class WorkTotals:
         decode.seconds = max(0.0, cohort.busy - mixed.seconds)
         decode.decode_rows = cohort.rows_run - mixed.decode_rows
         decode.decode_pairs = cohort.pairs_run - mixed.decode_pairs
+        decode.draft_tokens = cohort.drafts_run - mixed.draft_tokens
+        decode.draft_pairs = cohort.draft_pairs_run - mixed.draft_pairs
         return {"prefill": self.prefill, "decode": decode, "mixed": mixed}
 
 

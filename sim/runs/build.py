@@ -9,7 +9,7 @@ from servesim.config.memory import host_copy_times
 from servesim.config.scenario import EngineConfig, Scenario
 from servesim.config.speculative import Speculative
 from servesim.config.user_code import user_errors
-from servesim.core import BadInput, ClientRequest, Policy, Request
+from servesim.core import BadInput, ClientRequest, Policy, Request, StepCost
 from servesim.costs.derived import HostCopyCost
 from servesim.costs.device_profile import Profile
 from servesim.costs.drafting import with_drafter
@@ -90,8 +90,7 @@ def build_simulation(
     if rules_of(policy).steps_in_flight > 1:
         selected = selected.overlapped()
     cost = selected.cost_of_run(scenario.seed + replica if scenario.noise else None, warm=config.start == "warm")
-    if (drafts := scenario.drafts) is not None:
-        cost = with_drafter(cost, profile, drafts.method, drafts.tokens, drafts.drafting, drafts.model or "")
+    cost = add_drafter(cost, scenario, profile)
     if config.host_cache is not None:
         cost = HostCopyCost(cost, *host_copy_times(config, scenario.profile))
     clock = SimulatedClock(
@@ -101,6 +100,14 @@ def build_simulation(
         cold_start_seconds(config, profile),
     )
     return build_scenario_loop(scenario, requests, clock, observers, profile.front_end, policy), clock
+
+
+def add_drafter(cost: StepCost, scenario: Scenario, profile: Profile) -> StepCost:
+    """Return a cost model with the time of the drafter of a scenario, if it has one."""
+    section = scenario.drafts
+    if section is None:
+        return cost
+    return with_drafter(cost, profile, section.method, section.tokens, section.drafting, section.model or "")
 
 
 def cold_start_seconds(config: EngineConfig, profile: Profile) -> tuple[float, float]:

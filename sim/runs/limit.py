@@ -18,6 +18,7 @@ from servesim.costs.device_profile import Profile
 from servesim.engine.server import Server
 from servesim.engine.work_totals import KindTotals
 
+from .build import add_drafter
 from .metrics import Metrics
 from .replicas import Replicas
 from .steady_state import is_saturated
@@ -113,7 +114,12 @@ def slowdown(run: Run) -> float:
     if not len(measures.tpot):
         return 1.0
     context = (measures.inputs + measures.outputs // 2) // len(measures.done)
-    alone = run.profile.cost.decode(1, 1, context)
+    rows = sum(totals.decode_rows for totals in run.work.values())
+    drafts, tokens = sum(totals.draft_tokens for totals in run.work.values()), 1.0
+    if drafts:  # a step returns several tokens
+        drafts, tokens = round(drafts / rows), max(1.0, (measures.outputs - len(measures.done)) / rows)
+    step = Shape(decode_rows=1, decode_live=1, context=context, drafts=drafts)
+    alone = add_drafter(run.profile.cost, run.scenario, run.profile).duration(step) / tokens
     return float(measures.tpot.mean()) / alone if alone > 0 else 1.0
 
 
@@ -139,7 +145,7 @@ def mean_shape(work: KindTotals, steps: float) -> Shape:
     cached, rows = work.prompt_cached / max(1, work.prompts), work.decode_rows / steps
     tokens, context = prompts * chunk, (work.decode_pairs - work.decode_rows) / steps
     sizes = (prompts, tokens, tokens, tokens * chunk, tokens * cached, rows, rows, context)
-    return Shape(*map(round, sizes))
+    return Shape(*map(round, sizes), drafts=round(work.draft_tokens / steps))
 
 
 def setting(run: Run, *names: str) -> str:

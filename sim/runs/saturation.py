@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, Optional
 
-from servesim.core import Request
+from servesim.core import Request, Shape
 from servesim.core.request import CLIENT_FIELDS
 from servesim.costs.device_profile import Profile
 from servesim.costs.uncertainty import Uncertainty
 from servesim.traces.trace import Trace
 
-from .build import cold_start_seconds
+from .build import add_drafter, cold_start_seconds
 from .simulate import Run, simulate
 
 FULL = 0.965  # throughput of a burst relative to that of batches that are always full: the middle of these runs
@@ -95,8 +95,13 @@ def estimated_capacity(run: Run) -> Optional[float]:
     if batch == math.inf:
         return None
 
+    cost = add_drafter(run.profile.cost, run.scenario, run.profile)
+    drafts = sum(totals.draft_tokens for totals in run.work.values()) / rows
+
     def decode_seconds(rows: float) -> float:
-        return run.profile.cost.decode(max(1, round(rows)), max(1, round(rows)), round(rows * context))
+        count = max(1, round(rows))
+        shape = Shape(decode_rows=count, decode_live=count, context=round(rows * context), drafts=round(rows * drafts))
+        return cost.duration(shape)
 
     seconds = run.work["prefill"].seconds + mixed.seconds - sum(cold_start_seconds(run.scenario.engine, run.profile))
     if mixed.steps:

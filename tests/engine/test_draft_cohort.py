@@ -84,7 +84,7 @@ def run(seed: int, one_by_one: bool, observed: bool) -> dict[str, Any]:
         gaps[seconds] += count
     work = {
         kind: [getattr(totals, name) for name in ("steps", "prompts", "prompt_tokens", "prompt_pairs", "prompt_cached",
-                                                  "decode_rows", "decode_pairs")]
+                                                  "decode_rows", "decode_pairs", "draft_tokens", "draft_pairs")]
         for kind, totals in server.work.by_kind().items()
     }  # fmt: skip
     return {
