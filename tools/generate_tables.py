@@ -14,7 +14,7 @@ from typing import Any, Optional
 
 import yaml
 from servesim.config.cluster import Cluster, Pool
-from servesim.config.registry import about_preset, presets
+from servesim.config.registry import SPECULATIVE, about_preset, presets
 from servesim.config.scenario import EngineConfig, Scenario, TraceFile
 from servesim.config.speculative import Speculative
 from servesim.config.validation import FAMILY_OF, RECORDINGS, VALIDATION, list_policies
@@ -77,7 +77,7 @@ def policy_tables() -> str:
           row.validated_against] for row in list_policies()),
     )]  # fmt: skip
     sections.append(table(("family", "not modelled"), ([name, row.not_modelled] for name, row in VALIDATION.items())))
-    common = set(policy_fields(Policy))
+    common = {*policy_fields(Policy), *SPECULATIVE}
     names = {kind: name for name, kind in POLICIES.items()}
     for name, kind in POLICIES.items():
         doc, defaults = (

@@ -26,7 +26,7 @@ from .cluster import Cluster, Pool
 from .layers import Tree, as_section, merge
 from .memory import DeviceMemory, ModelKey, about_profile, blocks_of, groups_of_model, host_copy_times
 from .registry import ENGINE
-from .speculative import Speculative, policy_that_drafts
+from .speculative import Speculative, policy_that_drafts, require_known_groups
 from .user_code import code_access, names_file
 
 CLIENT_DELAY_S = 3e-4  # measured: 0.06 ms with one, 0.28 ms with eight open streams; the rest is the front end
@@ -297,6 +297,7 @@ def scenario_from(tree: Mapping[str, Any], where: str = "scenario") -> Scenario:
         if scenario.policy_is_loadable:
             policy = scenario.make_policy()
             scenario = with_groups(with_block_size(scenario, rules_of(policy).block_size), policy)
+            require_known_groups(scenario.drafts, scenario.engine.kv_cache_groups)
             if scenario.engine.host_cache is not None:
                 check_host_cache(scenario, policy)
             if scenario.engine.data_parallel_size > 1 and rules_of(policy).steps_in_flight > 1:

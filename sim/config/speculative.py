@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Optional, Union
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -76,3 +76,12 @@ def policy_that_drafts(policy: Mapping[str, Any], section: Optional[Speculative]
         return make_policy(fields)
     except BadInput as bad:
         raise BadInput(str(bad).replace("policy.num_speculative_tokens", "speculative.tokens")) from None
+
+
+def require_known_groups(section: Optional[Speculative], groups: Optional[Sequence[Optional[int]]]) -> None:
+    """Raise BadInput for drafts whose cached blocks are not known with these KV cache groups."""
+    if section is not None and section.method == "mtp" and groups is not None and len(groups) > 1:
+        raise BadInput(
+            f"speculative.method: expected another method than mtp with the KV cache groups {groups}: vLLM then drops "
+            "cached blocks of one group only, which is not modelled"
+        )

@@ -76,6 +76,7 @@ def test_groups_of_the_model_are_still_a_default() -> None:
         ({"engine": {"kv_cache_groups": [0, None]}}, "windows from 1 to"),
         ({"engine": {"kv_cache_groups": []}}, "kv_cache_groups"),
         ({"engine": {"kv_cache_groups": [64], "host_cache": {"blocks": 9, "bandwidth": "1GB"}}}, "host_cache too"),
+        ({"speculative": {"method": "mtp", "tokens": 2, "acceptance": 0.5}}, "expected another method than mtp"),
         ({"cluster": {"pools": [{"name": "a", "role": "prefill"}, {"name": "b", "role": "decode"}]}},
          "expected \\[null\\], one group, with pools of role prefill and decode"),
     ],

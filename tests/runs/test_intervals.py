@@ -207,16 +207,22 @@ def test_requests_that_arrive_at_once_or_follow_others_have_no_distance_from_sat
 
 
 @pytest.mark.parametrize(
-    "policy", [{"name": "vllm-v1", "max_num_seqs": 32, "async_scheduling": False}, {"name": "sglang"}, {"name": "vllm"}]
+    ("policy", "drafts"),
+    [
+        ({"name": "vllm-v1", "max_num_seqs": 32, "async_scheduling": False}, None),
+        ({"name": "vllm-v1", "max_num_seqs": 32}, {"method": "eagle", "tokens": 3, "acceptance": 0.7}),
+        ({"name": "sglang"}, None),
+        ({"name": "vllm"}, None),
+    ],
 )
 @pytest.mark.parametrize(("rate", "tokens"), [(2.0, 48_000), (12.0, 16_000)])
-def test_a_plain_run_estimates_its_load(policy: dict[str, Any], rate: float, tokens: int) -> None:
+def test_a_plain_run_estimates_its_load(policy: Any, drafts: Any, rate: float, tokens: int) -> None:
     """Slots or blocks limit the batches; the burst of `load_of` shows the capacity."""
     lengths = {"kind": "lognormal", "prompt": {"mean": 400, "sd": 200}, "output": {"mean": 150, "sd": 80}}
     workload = {"requests": 300, "arrivals": {"kind": "poisson", "rate": rate}, "lengths": lengths}
     engine = {"num_blocks": tokens if policy["name"] == "sglang" else tokens // 16}
-    scenario = scenario_from({"workload": workload, "policy": policy, "engine": engine, "profile": "h200-llama2-7b"})
-    run = simulate(scenario)
+    tree = {"workload": workload, "policy": policy, "engine": engine, "profile": "h200-llama2-7b"}
+    run = simulate(scenario_from({**tree, **({"speculative": drafts} if drafts else {})}))
     estimate, load = estimated_load(run), load_of(run, run.profile, 0.0)
     assert estimate is not None and load is not None and estimate.rate == load.rate
     assert estimate.capacity == pytest.approx(load.capacity, rel=ESTIMATE_ERROR)
