@@ -145,7 +145,7 @@ def mean_shape(work: KindTotals, steps: float) -> Shape:
     cached, rows = work.prompt_cached / max(1, work.prompts), work.decode_rows / steps
     tokens, context = prompts * chunk, (work.decode_pairs - work.decode_rows) / steps
     sizes = (prompts, tokens, tokens, tokens * chunk, tokens * cached, rows, rows, context)
-    return Shape(*map(round, sizes), drafts=round(work.draft_tokens / steps))
+    return Shape(*map(round, sizes))._replace(drafts=round(work.draft_tokens / steps))
 
 
 def setting(run: Run, *names: str) -> str:
