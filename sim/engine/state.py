@@ -50,9 +50,8 @@ class ServerState:
         self.running, self.prefilling = running_queues(running_order)
         self.swapped = FifoQueue()
         self.finished = FifoQueue()  # finished requests that still hold blocks; `done` has all
-        self.kv_cache_groups: Sequence[
-            Optional[int]
-        ] = ()  # those of the model, if it has several; their rules know them
+        # Windows of those of the model, if it has several; their rules know them.
+        self.kv_cache_groups: Sequence[Optional[int]] = ()
         self.prefix_cache: Optional[KvCache] = None
         self.limits = Limits(pool, policy, max_model_len)
         self.view = View(
