@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from servesim.config.registry import make_policy, preset, presets
+from servesim.config.registry import SPECULATIVE, make_policy, preset, presets
 from servesim.core import ClientRequest
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.costs.imported_tables import VidurCost
@@ -57,8 +57,11 @@ def preset_case(name: str) -> Case:
 def random_case(number: int, policy: str) -> Case:
     """Return a random scenario of a policy, often with few KV blocks."""
     rng = random.Random(f"{number} {policy}")
-    tree = {
-        "policy": {"name": policy, **random_fields(rng, POLICIES[policy])},
+    fields = random_fields(rng, POLICIES[policy])
+    drafts = random_drafts(random.Random(f"drafts {number}"), fields) if policy == "vllm-v1" else {}
+    tree: dict[str, Any] = {
+        **drafts,
+        "policy": {"name": policy, **{name: value for name, value in fields.items() if name not in SPECULATIVE}},
         "engine": random_engine(rng),
         "seed": rng.randint(0, 99),
         "slo": rng.choice([{}, {"ttft": 100}, {"ttft": 500, "tpot": 20, "e2el": 3000}]),
@@ -79,6 +82,18 @@ def random_case(number: int, policy: str) -> Case:
     requests = random_requests(rng)
     trace = Trace(table_of(requests) if rng.random() < 0.5 else requests, "random", "synth")
     return Case(f"{number}-{policy}", tree, trace, profile)
+
+
+def random_drafts(rng: random.Random, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return a section `speculative` for half of the policies, and remove the fields that it does not allow."""
+    if rng.random() < 0.5:
+        return {}
+    method = rng.choice(["ngram", "eagle", "mtp", "draft_model"])
+    for name in ("version", *(["async_scheduling"] if method == "ngram" else [])):
+        fields.pop(name, None)
+    acceptance, proposals = rng.choice([0.0, 0.6, 1.0, [0.8, 0.5, 0.5]]), 0.7 if method == "ngram" else 1
+    tokens = rng.choice([1, 2, 3])
+    return {"speculative": {"method": method, "tokens": tokens, "acceptance": acceptance, "proposals": proposals}}
 
 
 def random_engine(rng: random.Random) -> dict[str, Any]:

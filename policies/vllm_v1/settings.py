@@ -49,7 +49,7 @@ class VLLMSettings(Policy):
     long_prefill_token_threshold_adaptive: bool = False  # this maximum is at least an equal share of the budget
     scheduler_reserve_full_isl: bool = True  # admit only if the blocks of the whole prompt are free (from 0.19)
     enable_prefix_caching: bool = True  # requests with equal beginnings share KV blocks
-    # models with windows: tokens between two places where a later prompt can use the cache; 0: prompts only; None: all
+    # models with windows: tokens between places where a later prompt can use the cache; 0: prompts only; None: all
     prefix_cache_retention_interval: Optional[Int0] = 0
     watermark: Fraction = 0.0  # fraction of the blocks that an admission must leave free if requests run (from 0.24)
     # fcfs, or priority: waiting queue and victims sorted by (priority, arrival)

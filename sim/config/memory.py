@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Optional, Union
 
@@ -178,6 +179,10 @@ def blocks_of_device(
 
 def groups_of_model(engine: Any, profile: Any) -> Optional[list[Optional[int]]]:
     """Return the KV cache groups of the model, None if all its layers have full attention or it is not known."""
-    known = memory_of_name(engine.model) if isinstance(engine.model, str) else None
-    memory = known if engine.model is not None else memory_of_profile(about_profile(profile))
+    memory = None
+    with suppress(BadInput):  # an unknown model or profile is reported where it is needed
+        if isinstance(engine.model, str):
+            memory = memory_of_name(engine.model)
+        elif engine.model is None:
+            memory = memory_of_profile(about_profile(profile))
     return None if memory is None or memory.groups == (None,) else list(memory.groups)

@@ -39,8 +39,7 @@ SHOWN_FIELDS = 6  # of a policy; further ones show by search, or if the scenario
 MODEL, REPLICAS = "profile.model", "cluster.replicas"
 DRAFTS, ACCEPTANCE = "speculative.tokens", "speculative.acceptance"
 SHOWN = ("trace.path", PREFIX_TOKENS, "policy.enable_prefix_caching", "policy.disable_radix_cache", MODEL, DEVICE,
-         REPLICAS, ROUTER, DRAFTS, ACCEPTANCE,
-         "engine.block_size", "engine.max_model_len", "slo.ttft", "slo.tpot", "slo.e2el")  # fmt: skip
+         REPLICAS, ROUTER, "engine.block_size", "engine.max_model_len", "slo.ttft", "slo.tpot", "slo.e2el")  # fmt: skip
 GROUPS = {
     "workload": "requests", "trace": "requests", "policy": "policy", "engine": "KV blocks and engine",
     "slo": "SLO (milliseconds)", "cluster": "replicas", "profile": "server", "server": "server", "start": "server",
@@ -219,15 +218,15 @@ def cluster_controls(tree: Tree) -> list[Control]:
 
 
 def draft_controls(tree: Tree) -> list[Control]:
-    """Return the keys of speculative decoding, if the scenario has the section; a rate has a slider."""
-    if tree.get("speculative") is None:
-        return []
-    found = section_controls(Scenario, tree, names=("speculative",))
+    """Return the keys of speculative decoding; a rate has a slider. Without the section, they show by search only."""
+    found, has_section = section_controls(Scenario, tree, names=("speculative",)), bool(tree.get("speculative"))
     for control in found:
+        control.rare = not has_section or (control.rare and control.key not in (DRAFTS, ACCEPTANCE))
         if control.key == DRAFTS:
-            control.ticks = DRAFT_COUNTS
+            control.ticks, control.default = DRAFT_COUNTS, "0"
         elif control.key == ACCEPTANCE:
-            control.kind, control.choices = "number" if is_number(key_value(tree, ACCEPTANCE)) else "text", ()
+            is_rate = not has_section or is_number(key_value(tree, ACCEPTANCE))
+            control.kind, control.choices = "number" if is_rate else "text", ()
     return found
 
 

@@ -116,6 +116,7 @@ SCENARIOS: list[Tree] = [
         **BASE, "policy": {"name": "vllm-v1"},
         "engine": {**MEMORY, "host_cache": {"blocks": 8, "bandwidth": 1e9, "latency": 0.001}},
     },
+    {**BASE, "policy": {"name": "vllm-v1"}, "engine": {"num_blocks": 64, "kv_cache_groups": [32, None]}},
     {
         **BASE, "policy": {"name": "vllm-v1"},
         "speculative": {"method": "ngram", "tokens": 2, "acceptance": 0.5, "proposals": 0.5, "drafting": 0.001},

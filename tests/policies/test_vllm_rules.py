@@ -407,4 +407,6 @@ def test_the_last_tokens_of_a_prompt_fewer_than_the_modules_look_ahead_never_run
 def test_a_prompt_limit_below_the_empty_drafts_of_a_row_ends_the_engine() -> None:
     fields = {"long_prefill_token_threshold": 2, "max_num_batched_tokens": 64}
     played = speculate([["a", 0, 1, 9], ["b", 3, 1, 9]], {}, **fields)
-    assert "AssertionError: long_prefill_token_threshold cuts empty drafts of request b" in str(played.stuck)
+    assert "(AssertionError in schedule): long_prefill_token_threshold cuts empty drafts (requests a, b)" in str(
+        played.stuck
+    )
