@@ -175,7 +175,7 @@ class DecodeModel(LinearModel):
         missing = {float(bucket) for bucket in self.buckets} - set(self.knots)
         points = sorted([*curve, *((x, interpolate(curve, x)) for x in missing)])
         live, context, root = (self.of_term(values, term) for term in ("live", "context", "context_root"))
-        found = {name: self.of_term(values, name) for name in ("longest", "draft") if name in self.terms}
+        found: Any = {name: self.of_term(values, name) for name in ("longest", "draft") if name in self.terms}
         decodes = DecodePart(tuple(points), live, context, root, tuple(self.buckets), self.context_step, **found)
         return replace(cost, decodes=decodes)
 
