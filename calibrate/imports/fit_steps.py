@@ -75,6 +75,8 @@ def with_log_keys(profile: Profile, steps: Samples) -> Profile:
     if len(decodes) >= MIN_DECODES and rows.std() and context.std():
         correlation = float(np.corrcoef(rows, context)[0, 1])
         about["rows_with_context"] = round(correlation, 3) if correlation > TOGETHER else None
+    if steps.column("drafts").any():
+        about["drafting"] = {"step": 0.0}  # the drafter's time is part of these steps
     error = stretch_error(steps, about) if steps.in_flight else None
     if error is not None:
         about |= {"error": {f"{STRETCH} successive steps": error}, "error_of_single_steps": about["error"]}
@@ -98,14 +100,14 @@ def stretch_error(steps: Samples, about: Mapping[str, Any]) -> Optional[dict[str
 def find_context_step(steps: Samples) -> int:
     """Return the multiple in which the engine reads cached tokens; 0 if decode times do not jump like that."""
     decodes = steps.of_kind("decode")
-    rows, context = decodes.column("decode_rows"), decodes.column("context")
+    rows, context, drafts = (decodes.column(name) for name in ("decode_rows", "context", "drafts"))
     if len(decodes) < MIN_DECODES:
         return 0
-    scatter = {0: scatter_of(decodes, [*rising_basis(rows, knots_for(rows)).T, context])}
+    scatter = {0: scatter_of(decodes, [*rising_basis(rows, knots_for(rows)).T, context, drafts])}
     for step in CONTEXT_STEPS:
         padded = tokens_read(context, step)
         if (np.unique(padded, return_counts=True)[1] >= MIN_BUCKET).sum() > 1:
-            scatter[step] = scatter_of(decodes, [np.ones(len(rows)), rows, padded])
+            scatter[step] = scatter_of(decodes, [np.ones(len(rows)), rows, padded, drafts])
     best = min(scatter, key=lambda step: scatter[step])
     return best if scatter[best] < STEP_GAIN * scatter[0] else 0
 
@@ -146,7 +148,7 @@ def first_uses(steps: Samples, width: Optional[int] = None) -> tuple[int, NDArra
 
 def token_buckets(steps: Samples, tokens: int) -> NDArray[np.int64]:
     """Return the bucket of tokens of every step."""
-    sizes = steps.column("prefill_tokens") + steps.column("decode_rows")
+    sizes = steps.column("prefill_tokens") + steps.column("decode_rows") + steps.column("drafts")
     return np.asarray(-(-sizes // tokens), np.int64)
 
 

@@ -132,7 +132,7 @@ class LinearModel:
 
 
 class DecodeModel(LinearModel):
-    """A rising curve over rows, and terms per live row and per cached token."""
+    """A rising curve over rows, and terms per live row, per cached token and per draft."""
 
     part = "decode"
     curve_name = "rows"
@@ -150,7 +150,8 @@ class DecodeModel(LinearModel):
         self.has_context = bool(groups.column("context").any())
         # Without padding, the curve over rows has the time of live rows.
         padded = np.any(groups.column("decode_live") != rows)
-        self.terms = ("context", *(["live"] if padded else []), *([further] if further else []))
+        optional = {"live": padded, "draft": groups.column("drafts").any()}
+        self.terms = ("context", *(term for term in optional if optional[term]), *([further] if further else []))
 
     def curve_values(self, groups: Groups) -> Array:
         return round_up_to_bucket(groups.column("decode_rows"), self.buckets)
@@ -159,7 +160,7 @@ class DecodeModel(LinearModel):
         context = tokens_read(groups.column("context"), self.context_step)
         columns = {
             "context": context, "context_root": np.sqrt(context), "live": groups.column("decode_live"),
-            "longest": longest_contexts(groups),
+            "longest": longest_contexts(groups), "draft": groups.column("drafts"),
         }  # fmt: skip
         return np.column_stack(
             [rising_basis(self.curve_values(groups), self.knots), *(columns[term] for term in self.terms)]
@@ -174,8 +175,8 @@ class DecodeModel(LinearModel):
         missing = {float(bucket) for bucket in self.buckets} - set(self.knots)
         points = sorted([*curve, *((x, interpolate(curve, x)) for x in missing)])
         live, context, root = (self.of_term(values, term) for term in ("live", "context", "context_root"))
-        longest = self.of_term(values, "longest") if "longest" in self.terms else None
-        decodes = DecodePart(tuple(points), live, context, root, tuple(self.buckets), self.context_step, longest)
+        found: Any = {name: self.of_term(values, name) for name in ("longest", "draft") if name in self.terms}
+        decodes = DecodePart(tuple(points), live, context, root, tuple(self.buckets), self.context_step, **found)
         return replace(cost, decodes=decodes)
 
 
@@ -201,7 +202,7 @@ class PrefillModel(LinearModel):
         self.terms = (*PREFILL_TERMS, *MIXED_TERMS) if one_pass else PREFILL_TERMS
 
     def curve_values(self, groups: Groups) -> Array:
-        joined = groups.column("decode_rows") if self.one_pass else 0.0
+        joined = groups.column("decode_rows") + groups.column("drafts") if self.one_pass else 0.0
         return round_up_to_bucket(groups.column("prefill_tokens") + joined, self.buckets)
 
     def design(self, groups: Groups) -> Array:
@@ -213,7 +214,7 @@ class PrefillModel(LinearModel):
             "cross": cross * np.maximum(1.0, self.width / np.maximum(groups.column("prefill_tokens"), 1)) ** power,
             "cross_root": np.sqrt(cross),
             "paged_square": np.where(cross > 0, groups.column("squares"), 0.0),
-            "mixed.step": (decoding > 0).astype(float),
+            "mixed.step": (decoding > groups.column("drafts")).astype(float),  # as in PartsCost
             "mixed.row": decoding,
             "mixed.context": tokens_read(groups.column("context"), self.decodes.context_step),
         }

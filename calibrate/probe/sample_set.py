@@ -55,15 +55,15 @@ class Steps:
 class Samples(Steps):
     """Single samples."""
 
-    excluded: int = 0  # number of outliers, failed samples and steps with drafts, which are not included
+    excluded: int = 0  # number of outliers and failed samples, which are not included
     host: Optional[Array] = None  # seconds of the host in each step, in addition to `seconds`
     errors: Optional[Array] = None  # standard error of `seconds`, relative; None: the scatter of repeats tells it
     in_flight: bool = False  # steps started before the end of the one before: their single times are not exact
 
     @classmethod
     def from_rows(cls, rows: Sequence[MeasuredStep]) -> Samples:
-        """Return the good rows without drafts, which no term is for, as samples; the other rows are only counted."""
-        good = [row for row in rows if row.good and not row.shape.drafts]
+        """Return the good rows as samples; the other rows are only counted."""
+        good = [row for row in rows if row.good]
         samples = cls.from_shapes(
             [row.shape for row in good], [row.seconds for row in good], [row.point for row in good]
         )

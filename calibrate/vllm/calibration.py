@@ -161,7 +161,9 @@ def fit_server(calibration: Calibration, noise: float) -> FittedServer:
     server = {"command": list(calibration.command), **settings}
     steps = calibration.fitted_steps()
     front_end = {"seconds": None if outside is None else max(0.0, outside - per_request), "per_request": per_request}
-    about = {"front_end": front_end, "server": server, "check": {"noise": noise}}
+    about: dict[str, Any] = {"front_end": front_end, "server": server, "check": {"noise": noise}}
+    if drafts:
+        about["drafting"] = {"method": drafts["speculative"].get("method"), "step": 0.0}  # it is part of the steps
     write_fit(recording, steps, calibration.folder / PROFILE, about)
     write_yaml(calibration.folder / SCENARIO, scenario, comment(COMMENT))
     return read_fit(calibration)

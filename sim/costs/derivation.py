@@ -56,7 +56,7 @@ EXPECTED_ERRORS = {"e2el": 0.018, "ttft": 0.046, "tpot": 0.018}  # of means: med
 SPREAD = 0.1  # standard deviation of all times of a derived profile: benchmarks/proof_derive.py has the errors
 CURVES = ("prefill.tokens", "decode.rows")
 SCALED = {  # factor of a Change: terms of cost models that it scales
-    "compute": ("prefill_token", "decode_row", "draft_token"),
+    "compute": ("prefill_token", "decode_row", "draft_token", "decode.draft"),
     "attention": (
         "prefill_square", "prefill_cross", "prefill.square", "prefill.cross", "prefill.cross_root",
         "prefill.paged_square", "prefill.padded_square",

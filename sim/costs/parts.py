@@ -6,7 +6,8 @@ All numbers are at least 0 and all curves rise, so a step with more tokens, rows
 A step that verifies drafts is predicted from steps without them. The drafts are further tokens of the layers, as
 decodes are that join prompts. Rows with drafts are short prompt chunks: they read their cached tokens once, in the
 kernel of chunks. If the attention of a chunk after as many cached tokens takes longer, this time counts. If all rows
-have drafts, a mixed step has no further kernel of decodes, so it may take less time than without drafts.
+have drafts, a mixed step has no further kernel of decodes, so it may take less time than without drafts. With a fitted
+`decode.draft`, each draft takes this time in a decode step, and the time of a token in a mixed step.
 """
 
 from __future__ import annotations
@@ -106,6 +107,7 @@ class DecodePart(Part):
     context_step: int = 0  # the engine reads cached tokens in multiples of this; 0: as many as there are
     longest: Optional[float] = None  # per cached token of the row with most of them: its parts are merged one by one
     split: bool = False  # rows with drafts read contexts in parts, as other rows do: in the same time
+    draft: Optional[float] = None  # per draft, if it is fitted to steps with drafts
 
     def tokens_read(self, context: int) -> int:
         """Return the tokens that a step reads for these cached tokens."""
@@ -227,14 +229,16 @@ class PartsCost(StepCost):
         """Return the seconds of the decodes of a step, with the drafts that they verify."""
         rows = shape.decode_rows
         seconds = self.decode_unequal(rows, shape.decode_live, shape.context, shape.longest)
-        if shape.drafts:
+        if shape.drafts and self.decodes.draft is not None:
+            seconds += self.decodes.draft * shape.drafts
+        elif shape.drafts:
             seconds += max(0.0, self.prefill.layers(rows + shape.drafts) - self.decodes.terms(rows)[0])
             seconds += self._attention_of_drafts(shape, self.decodes.terms(rows)[2])
         return seconds
 
     def _attention_of_drafts(self, shape: Shape, read: float) -> float:
         """Return by how much the attention takes longer than reading the cached tokens, `read` seconds for each."""
-        if not shape.drafts:
+        if not shape.drafts or self.decodes.draft is not None:
             return 0.0
         part, tokens = self.prefill, shape.decode_rows + shape.drafts
         queries, reading = tokens / shape.decode_rows, read * shape.context

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from servesim.core import Shape
 
 from .device_profile import Profile
+from .parts import PartsCost
 
 USABLE, RANKING, DO_NOT_USE = "usable", "for ranking only", "do not use"
 GRADES = (USABLE, RANKING, DO_NOT_USE)  # from best to worst
@@ -23,6 +24,7 @@ MEANINGS = {
 }
 MAX_USABLE = 0.10  # mean held-out error of a usable profile
 MAX_RANKING = 0.30  # above it, errors are as large as the differences between most configurations
+MAX_TOTAL_ERROR = 0.02  # of the total time of the fitted samples, per kind of step
 FLAT_TOKENS = 512  # no device computes this many tokens in the time of a quarter of them
 MIN_GROWTH = 1.02  # of the time of a prompt, from the shortest to the longest measured one
 REQUEST_TIMES = ("ttft", "e2e")  # median errors of single requests
@@ -69,6 +71,7 @@ def verdict_on(profile: Profile) -> Verdict:
         [
             *error_findings(profile),
             *check_findings(profile),
+            *draft_findings(profile),
             *prompt_findings(profile),
             *gaps(profile),
             *together(profile),
@@ -113,6 +116,17 @@ def check_findings(profile: Profile) -> Iterator[Finding]:
     if noise is not None and noise > MAX_USABLE:
         text = f"the machine was busy: equal requests differed by +-{noise:.0%}"
         yield Finding(RANKING, text, "stop other programs, and measure again")
+
+
+def draft_findings(profile: Profile) -> Iterator[Finding]:
+    """Yield the kinds of steps that a fit with drafts does not reproduce. A fit without drafts is not written then."""
+    if not isinstance(profile.cost, PartsCost) or profile.cost.decodes.draft is None:
+        return
+    for kind, error in profile.section("total_error").items():
+        if abs(error) > MAX_TOTAL_ERROR:
+            grade = RANKING if abs(error) > MAX_USABLE else USABLE
+            text = f"the total time of the fitted {kind} steps differs by {error:+.1%} from the measured one"
+            yield Finding(grade, f"{text}, expected at most {MAX_TOTAL_ERROR:.0%}", error_advice(profile))
 
 
 def error_advice(profile: Profile) -> str:

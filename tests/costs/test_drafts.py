@@ -38,6 +38,7 @@ VIDUR = VidurCost([0.1 * k for k in range(65)], [0.0] * 65, [[1.0] * 20] * 65, [
 MODELS: list[StepCost] = [
     PARTS, replace(PARTS, mixed=MixedPart(one_pass=False, overlap=0.5)), LINEAR, LAYERS, VIDUR, ScaledCost(PARTS, 1.1),
     replace(PARTS, prefill=replace(PREFILL, width=512, cross_root=1e-6, buckets=(32, 256))),
+    replace(PARTS, decodes=replace(DECODE, draft=1e-4)),
     SampledCost(PARTS, SamplingTerm(1e-4, 1e-6)), LinearCost(decode_row=1e-4, experts=0.01, expert_share=0.1),
     OverlappedCost(PARTS, NO_HOST), load_profile("h200-llama3.1-8b").cost, load_profile("ascend910b4-llama2-7b").cost,
     DraftedCost(PARTS, LinearCost(base=0.001, decode_row=1e-4), 3),
@@ -76,6 +77,15 @@ def test_drafts_join_the_prompts_of_a_mixed_step() -> None:
     assert PARTS.duration(mixed._replace(drafts=7, prefill_tokens=241)) == pytest.approx(
         0.02 + 1e-3 + 1.4 * 1600e-6 + rest  # one row has no drafts: the kernel of decodes runs too
     )
+
+
+def test_a_fitted_draft_takes_its_time_in_decode_steps_and_that_of_a_token_in_mixed_ones() -> None:
+    cost = replace(PARTS, decodes=replace(DECODE, draft=3e-4))
+    assert cost.duration(decodes(8, 100, 5)) == pytest.approx(PARTS.duration(decodes(8, 100)) + 5 * 3e-4)
+    mixed = Shape(1, 200, 200, 0, 0, 8, 8, 800, drafts=7)
+    joined = mixed._replace(drafts=0, prefill_tokens=207)
+    assert cost.duration(mixed) == pytest.approx(PARTS.duration(joined))
+    assert cost_from(cost_mapping(cost), "here") == cost
 
 
 def test_the_draft_token_of_a_sum_of_terms_is_a_prompt_token_unless_it_is_given() -> None:
@@ -225,7 +235,7 @@ def test_tables_of_steps_have_drafts_and_older_ones_do_not(tmp_path: Path) -> No
     write_calls(calls, path)
     assert read_calls(path) == calls
     samples = Samples.from_rows([step._replace(seconds=0.1, point=0) for step in read_steps(path)])
-    assert (len(samples), samples.excluded) == (1, 1)  # a fit has no term for drafts
+    assert samples.column("drafts").tolist() == [6, 0]
     lines = path.read_text(encoding="utf-8").splitlines()
     path.write_text("\n".join(line.rpartition(",")[0] for line in lines), encoding="utf-8")
     assert [call.shape.drafts for call in read_calls(path)] == [0, 0]

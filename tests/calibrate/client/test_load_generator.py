@@ -240,6 +240,18 @@ def test_client_side_times_become_the_metrics_of_a_run() -> None:
     assert result["outcomes"] == {"finished": 4}
 
 
+def test_tokens_that_arrive_together_have_one_gap_with_drafts_and_a_gap_of_0_without() -> None:
+    requests = [Request("a", 0.0, 4, 4)]
+    load = LoadGenerator("http://x", OpenAI("m"), requests, 1.0)
+    (sent,) = load.sent_requests
+    sent.sent_at, sent.times, sent.ended_at, sent.outcome = 0.0, [1.0, 1.3, 1.3, 1.4], 1.4, "finished"
+    speculation = {"speculative": {"method": "ngram", "tokens": 3, "acceptance": 0.5}}
+    for tree, mean in ((speculation, 200.0), ({}, 400.0 / 3)):
+        scenario = scenario_from({"policy": {"name": "vllm-v1"}, **tree})
+        result = run_from_responses(load, scenario, Profile("none", LinearCost()), requests).result()
+        assert result["mean_itl_ms"] == pytest.approx(mean)
+
+
 def test_recorded_streams_of_llm_serving_are_parsed() -> None:
     bodies = {name: body for name, body in captured().items() if "stream" in name}
     read = {name: [counts(LlmServing().event(line)) for line in body] for name, body in bodies.items()}

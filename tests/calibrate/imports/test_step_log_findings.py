@@ -1,18 +1,21 @@
-"""What a step log shows of its engine: padded contexts, rows that grow with the context, and steps in flight."""
+"""What a step log shows of its engine: padded contexts, rows that grow with contexts, drafts, steps in flight."""
 
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from servesim.calibrate.imports.fit_steps import find_context_step
-from servesim.calibrate.probe.sample_set import Samples
+from servesim.calibrate.probe.fit_errors import check_fit
+from servesim.calibrate.probe.fitted_profile import fit_profile
+from servesim.calibrate.probe.sample_set import Samples, grouped
 from servesim.cli import main
 from servesim.config.scenario import scenario_from
-from servesim.core import Shape, StepCost
+from servesim.core import BadInput, Shape, StepCost
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.costs.linear import LinearCost
 from servesim.costs.parts import DecodePart, MixedPart, PartsCost, PrefillPart
@@ -112,6 +115,52 @@ def test_rows_that_grow_with_the_context_are_reported_and_other_contexts_are_out
     for every_step in (False, True):
         outside = run_of(cost, longer, every_step, profile).outside_profile
         assert any(text.startswith("context_per_row 15") for text in outside), outside
+
+
+DRAFTED = PartsCost(
+    PrefillPart(((1, 0.02), (2048, 0.3))), DecodePart(((1, 0.02), (16, 0.021)), context=1e-6, draft=1.3e-4),
+    MixedPart(row=1e-4, context=1e-6),
+)  # fmt: skip
+
+
+def drafted_steps() -> list[Shape]:
+    """The steps of a server whose drafter finds something in some rows."""
+    rng = random.Random(5)
+    shapes = [Shape(1, n, n, n * n) for n in (rng.randint(8, 600) for _ in range(40))]
+    for number in range(400):
+        rows = rng.randint(1, 16)
+        tokens = rng.randint(8, 500) if number % 4 == 0 else 0
+        context, drafts = rows * rng.randint(20, 400), sum(rng.choice((0, 1, 3)) for _ in range(rows))
+        shapes.append(Shape(int(tokens > 0), tokens, tokens, tokens**2, 0, rows, rows, context, drafts=drafts))
+    return shapes
+
+
+def test_the_time_of_a_draft_is_found_exactly(tmp_path: Path) -> None:
+    shapes = drafted_steps()
+    profile = import_log(tmp_path, [{**row_of(s), "seconds": DRAFTED.seconds(s)} for s in shapes])
+    assert isinstance(profile.cost, PartsCost)
+    assert profile.cost.decodes.draft == pytest.approx(DRAFTED.decodes.draft, rel=0.01)
+    for shape in shapes:
+        assert profile.cost.seconds(shape) == pytest.approx(DRAFTED.seconds(shape), rel=0.01)
+    assert profile.about["drafting"] == {"step": 0.0}  # the drafter is part of the steps: no time is added to them
+    assert verdict_on(profile).findings == []
+    again = fit_profile(tmp_path / "profile" / "samples.csv", {"device": "d"})
+    assert isinstance(again.cost, PartsCost) and again.cost.decodes.draft == pytest.approx(1.3e-4, rel=0.01)
+
+
+def test_a_fit_with_drafts_that_misses_the_total_times_is_written_with_a_warning() -> None:
+    shapes = drafted_steps()
+    groups = grouped(Samples.from_shapes(shapes, [1.122 * DRAFTED.seconds(shape) for shape in shapes]))
+    check_fit(DRAFTED, groups, "here")
+    with pytest.raises(BadInput, match=r"^here: the total time of the fitted .* expected at most 2%"):
+        check_fit(DRAFTED, groups.select(groups.column("drafts") == 0), "here")
+    errors = {"decode": 0.122, "mixed": 0.025, "prefill": 0.001}
+    verdict = verdict_on(Profile("p", DRAFTED, {"total_error": errors, "error": {"decode": {"mean": 0.01}}}))
+    assert verdict.grade == "for ranking only"
+    assert [finding.text.partition(" from")[0] for finding in verdict.findings] == [
+        "the total time of the fitted decode steps differs by +12.2%",
+        "the total time of the fitted mixed steps differs by +2.5%",
+    ]
 
 
 def test_late_stamps_of_steps_in_flight_do_not_make_a_profile_useless(tmp_path: Path) -> None:
