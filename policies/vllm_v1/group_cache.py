@@ -98,8 +98,8 @@ class GroupCache(KvCache):
     """The blocks of one server."""
 
     __slots__ = (
-        "_ends", "_keys", "_pieces", "_undo", "appends_all", "caches", "free", "idle", "names", "newest", "rules",
-        "tables",
+        "_ends", "_fresh", "_keys", "_pieces", "_undo", "_unused", "appends_all", "caches", "free", "idle", "names",
+        "newest", "rules", "tables",
     )  # fmt: skip
 
     def __init__(self, pool: BlockPool, rules: WindowRules, caches: bool, apart: bool, appends_all: bool) -> None:
@@ -110,14 +110,14 @@ class GroupCache(KvCache):
         self.appends_all = appends_all  # also blocks without a name are handed out last
         self.tables: dict[Request, Table] = {}  # running requests
         self.newest: dict[Request, int] = {}  # tokens of the step in flight
-        self.free = self.idle = 0  # free blocks, and those of them with a name
+        self.free, self.idle = pool.total, 0  # free blocks, and those of them with a name
         self.names: list[dict[Hashable, list[Block]]] = [{} for _ in rules.windows]  # the first named one first
         self._keys: dict[Request, Keys] = {}
         self._pieces: dict[Hashable, int] = {}
         self._undo: Optional[list[tuple[Any, ...]]] = None  # in a draft: calls that take back its changes
-        self._ends = Block()
-        for _ in range(pool.total):
-            self._link(Block(), self._ends)
+        self._unused = pool.total  # blocks that no request had so far; `_fresh` has their place in the ring
+        self._ends, self._fresh = Block(), Block()
+        self._insert(self._fresh, self._ends)
 
     @property
     def idle_blocks(self) -> int:
@@ -128,16 +128,17 @@ class GroupCache(KvCache):
         """False: what it knows when a step returns, the rows of the step tell it in their order."""
         return False
 
-    # -- Changes of one thing ------------------------------------------------------------------------------------------
-
     def _note(self, *undo: Any) -> None:
         if self._undo is not None:
             self._undo.append(undo)
 
-    def _link(self, block: Block, after: Block) -> None:
-        """Put a block that one request has held into the ring, before another one."""
+    def _insert(self, block: Block, after: Block) -> None:
         block.before, block.after = after.before, after
         block.before.after = after.before = block
+
+    def _link(self, block: Block, after: Block) -> None:
+        """Put a block that one request has held into the ring, before another one."""
+        self._insert(block, after)
         block.refs = 0
         self.free += 1
         if block.key is not None:
@@ -178,6 +179,11 @@ class GroupCache(KvCache):
     def _take(self) -> Block:
         """Return the first free block. It loses its name."""
         block = self._ends.after
+        if block is self._fresh:
+            if self._unused:  # it stays in the ring if the draft is taken back
+                self._unused -= 1
+                self._insert(Block(), self._fresh)
+            block = self._fresh.before if self._fresh.before is not self._ends else self._fresh.after
         assert block is not self._ends, "the plan needs more blocks than are free"
         self._unlink(block)
         if block.key is not None:
@@ -198,8 +204,6 @@ class GroupCache(KvCache):
                 named.append(block)
         for block in named:
             self._link(block, self._ends)
-
-    # -- Changes of a plan ---------------------------------------------------------------------------------------------
 
     def start_draft(self) -> None:
         self._undo = []
@@ -292,8 +296,6 @@ class GroupCache(KvCache):
         for gone, cells in zip(table.gone, table.groups):
             self._free(reversed(cells[gone:]))
 
-    # -- Lookups -------------------------------------------------------------------------------------------------------
-
     def keys_of(self, request: Request, blocks: int) -> list[Hashable]:
         """Return the keys of at least the first blocks of a request."""
         keys = self._keys.get(request)
@@ -323,8 +325,6 @@ class GroupCache(KvCache):
         size = self.pool.block_size
         keys = Keys(text).extend(tokens // size, size, self._pieces)
         return find_hit(self.rules, self.names, keys, tokens + 1).blocks * size if self.caches else 0
-
-    # -- What the engine tells -----------------------------------------------------------------------------------------
 
     def admit(self, request: Request, cached: int, decodes: bool = True) -> int:
         if self.caches:
@@ -375,10 +375,11 @@ class GroupCache(KvCache):
                     refs[block] = refs.get(block, 0) + 1
         free, block = [], self._ends.after
         while block is not self._ends:
-            free.append(block)
+            if block is not self._fresh:
+                free.append(block)
             block = block.after
         assert all(block.refs == count for block, count in refs.items()) and not any(b.refs for b in free)
-        assert len(free) == self.free == self.pool.free == self.pool.total - len(refs), "blocks are lost"
+        assert len(free) + self._unused == self.free == self.pool.free == self.pool.total - len(refs), "blocks are lost"
         assert self.idle == sum(block.key is not None for block in free), "wrong number of idle blocks"
         named = {block for names in self.names for blocks in names.values() for block in blocks}
         assert named == {block for block in (*refs, *free) if block.key is not None}, "wrong names"
