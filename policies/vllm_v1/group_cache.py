@@ -17,7 +17,7 @@ from servesim.core import FOREVER, BlockPool, CacheDraft, Chunk, Request
 from servesim.engine.kv_cache import KvCache
 from servesim.engine.texts import Text
 
-from .window_rules import Hit, WindowRules, find_hit
+from .window_rules import Hit, Keys, WindowRules, find_hit
 
 SLIDE: Final = 0  # free what is out of the windows
 TAKE: Final = 1  # take blocks for further tokens, and name the full ones
@@ -69,29 +69,6 @@ class Table:
     @property
     def held(self) -> int:
         return len(self.groups) * self.length - sum(self.gone)
-
-
-class Keys:
-    """What the blocks of a text say up to their end: equal for two texts as far as their pieces are."""
-
-    __slots__ = ("_before", "_piece", "_text", "keys")
-
-    def __init__(self, text: Text) -> None:
-        self._text = text
-        self._piece = self._before = 0  # the piece of the next block, and the number of those before it
-        self.keys: list[Hashable] = []
-
-    def extend(self, blocks: int, size: int, known: dict[Hashable, int]) -> list[Hashable]:
-        """Return the keys of at least these blocks. `known`: the numbers of all pieces and those before them."""
-        names, ends, keys = self._text.names, self._text.ends, self.keys
-        while len(keys) < blocks:
-            end = (len(keys) + 1) * size
-            while ends[self._piece] < end:
-                piece = (self._before, names[self._piece], ends[self._piece])
-                self._before = known.setdefault(piece, len(known) + 1)
-                self._piece += 1
-            keys.append((self._before, names[self._piece], end))
-        return keys
 
 
 class GroupCache(KvCache):
@@ -176,14 +153,19 @@ class GroupCache(KvCache):
             del names[block.key]
         block.key = None
 
+    def _unmake(self, block: Block) -> None:
+        block.before.after, block.after.before = block.after, block.before
+        self._unused += 1
+
     def _take(self) -> Block:
         """Return the first free block. It loses its name."""
         block = self._ends.after
         if block is self._fresh:
-            if self._unused:  # it stays in the ring if the draft is taken back
+            block = block.after
+            if self._unused:
                 self._unused -= 1
-                self._insert(Block(), self._fresh)
-            block = self._fresh.before if self._fresh.before is not self._ends else self._fresh.after
+                self._insert(block := Block(), self._fresh)
+                self._note(self._unmake, block)
         assert block is not self._ends, "the plan needs more blocks than are free"
         self._unlink(block)
         if block.key is not None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple, Optional
 
+from servesim.engine.texts import Text
+
 from .drafting import Drafting
 
 
@@ -129,3 +131,26 @@ def longest_run(kind: Kind, names: Names, keys: Sequence[Hashable], limit: int, 
         if row >= need:
             return block, block + row - drop
     return 0, row - 1 if drop and row else row
+
+
+class Keys:
+    """What the blocks of a text say up to their end: equal for two texts as far as their pieces are."""
+
+    __slots__ = ("_before", "_piece", "_text", "keys")
+
+    def __init__(self, text: Text) -> None:
+        self._text = text
+        self._piece = self._before = 0  # the piece of the next block, and the number of those before it
+        self.keys: list[Hashable] = []
+
+    def extend(self, blocks: int, size: int, known: dict[Hashable, int]) -> list[Hashable]:
+        """Return the keys of at least these blocks. `known`: the numbers of all pieces and those before them."""
+        names, ends, keys = self._text.names, self._text.ends, self.keys
+        while len(keys) < blocks:
+            end = (len(keys) + 1) * size
+            while ends[self._piece] < end:
+                piece = (self._before, names[self._piece], ends[self._piece])
+                self._before = known.setdefault(piece, len(known) + 1)
+                self._piece += 1
+            keys.append((self._before, names[self._piece], end))
+        return keys
