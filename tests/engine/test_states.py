@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from servesim.config.scenario import scenario_from
-from servesim.core import BadInput, Request
+from servesim.core import BadInput, Chunk, Request
 from servesim.engine.server import Server
 from servesim.engine.step import Step
 from servesim.policies import POLICIES
@@ -22,25 +22,33 @@ class ModelSeconds:
     def __init__(self) -> None:
         self.prefill: Counter[Any] = Counter()
         self.decoding: Counter[Any] = Counter()
+        self._prompts: dict[Step, list[Request]] = {}
         self._rows: dict[Step, list[Request]] = {}
 
     def on_step_start(self, server: Server, step: Step, arrived: list[Request]) -> None:
+        alone = [chunk.request for chunk in step.chunks if server.drafts is not None and is_decode(chunk)]
+        self._prompts[step] = [chunk.request for chunk in step.chunks if chunk.request not in alone]
         prompts = {chunk.request for chunk in step.chunks}
         chosen = {chunk.request for chunk in step.plan.chunks}
         self._rows[step] = [
             request
             for request in server.running
             if request.decodes and request not in prompts and (step.plan.decode or request in chosen)
-        ]
+        ] + alone
 
     def on_step_end(self, server: Server, step: Step, now: float, finished: list[Request]) -> None:
         ended = {request for request in server.done if request not in finished}  # before: a token that is thrown away
-        for chunk in step.chunks:
-            if chunk.request not in ended:
-                self.prefill[chunk.request.id] += now - step.start
+        for request in self._prompts.pop(step):
+            if request not in ended:
+                self.prefill[request.id] += now - step.start
         for request in self._rows.pop(step):
             if request not in ended:
                 self.decoding[request.id] += now - step.start
+
+
+def is_decode(chunk: Chunk) -> bool:
+    """Whether a chunk is the last token of a request whose prompt is computed, and its drafts."""
+    return chunk.tokens - chunk.drafts == 1 and chunk.request.cached >= chunk.request.prompt
 
 
 DROPS = {"sglang"}  # a preempted request loses its token in flight, and the time of the step is not decoding time
