@@ -44,6 +44,10 @@ class DecodeCohort:
         """Return the device blocks that a member holds."""
         raise NotImplementedError
 
+    def catch_up(self, request: Request) -> None:
+        """Set the counters of a member, if its steps give several tokens: not every step the same number."""
+        raise NotImplementedError
+
 
 class ClientRequest:
     """What a client asks: a prompt, an output limit and an arrival time. A trace is a list of these."""
@@ -102,7 +106,7 @@ class Request(ClientRequest):
     policies read it, because a real scheduler knows no earlier time. Both differ if the front end delays requests,
     unless it stamps them first (EngineRules.arrival_is_send_time).
 
-    While it decodes with the cohort, `cached` and `written` follow the cohort's step count.
+    While it decodes with the cohort, `cached` and `written` follow the cohort's steps.
     """
 
     __slots__ = PROGRESS_FIELDS
@@ -174,19 +178,29 @@ class Request(ClientRequest):
     def written(self) -> int:
         """Tokens generated so far, with those in flight."""
         cohort = self._cohort
-        return self._written if cohort is None else self._written + cohort.steps - self._joined_step
+        if cohort is None:
+            return self._written
+        if cohort.width > 1:
+            cohort.catch_up(self)
+            return self._written
+        return self._written + cohort.steps - self._joined_step
 
     @property
     def cached(self) -> int:
         """Tokens whose keys and values are in device or host memory."""
         cohort = self._cohort
-        return self._cached if cohort is None else self._cached + cohort.steps - self._joined_step
+        if cohort is None:
+            return self._cached
+        if cohort.width > 1:
+            cohort.catch_up(self)
+            return self._cached
+        return self._cached + cohort.steps - self._joined_step
 
     @property
     def in_flight(self) -> int:
         """Of its generated tokens, those whose step has not returned: their number is known, their value is not."""
         cohort = self._cohort
-        if cohort is None:
+        if cohort is None or cohort.width > 1:
             return self._in_flight
         return self._in_flight + min(cohort.steps - self._joined_step, cohort.in_flight)
 

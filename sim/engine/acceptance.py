@@ -34,21 +34,28 @@ class Acceptance:
         self.start = zlib.crc32(f"{key} ".encode())  # key of the random stream
         self.rate = rate  # of each draft, if those before it are accepted; None: that of the request
         self.tokens = tokens  # the most drafts of a row
-        self.bounds = bounds_of(rates)  # a smaller number accepts the draft at this position
+        self.bounds = bounds_of(rates)  # empty: those of the request
         if not rates and rate is not None:
             self.bounds = bounds_of(powers(rate, tokens))
         self._bounds_at: dict[float, list[int]] = {}  # by rates of requests
 
     def accept(self, request: Request, drafts: int) -> int:
         """Return how many drafts of the next row of a request are accepted."""
-        luck = request.luck or first_luck(self.start, request.id)
+        luck = request.luck or self.first_luck(request)
         request.luck = luck = luck * MULTIPLIER % MODULUS
-        bounds, count = self.bounds or self._bounds_of(request), 0
+        bounds, count = self.bounds_of(request), 0
         while count < drafts and luck < bounds[count]:
             count += 1
         return count
 
-    def _bounds_of(self, request: Request) -> list[int]:
+    def first_luck(self, request: Request) -> int:
+        """Return the number before the first one of a request."""
+        return first_luck(self.start, request.id)
+
+    def bounds_of(self, request: Request) -> list[int]:
+        """Return the bounds of a request: a smaller number accepts the draft at this position."""
+        if self.bounds:
+            return self.bounds
         rate = request.acceptance
         assert rate is not None, f"{request} has no acceptance"
         bounds = self._bounds_at.get(rate)

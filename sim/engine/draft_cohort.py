@@ -1,33 +1,70 @@
 """The decoding requests of a server with speculative decoding that verify all their drafts in every step.
 
 How it works. A step adds 1 + drafts tokens to a member when it is launched, and takes the rejected ones back when it
-returns. Between two decisions both happen once: a step is launched, and this one or the one before it returns. So one
-pass over the members adds 1 + accepted tokens. Members have their counters themselves (`steps` stays 0).
+returns. Between two decisions both happen once: a step is launched, and this one or the one before it returns. So a
+step that returns adds 1 + accepted tokens to every member that has a row in it.
+
+The accepted drafts of the next rows of a member are drawn when it joins, and added to sums by step: tokens, and blocks
+that they need. So a step that returns is O(1): it adds its sums. The walk of a member ends with the row after which it
+leaves, or after MAX_ROWS; then the next walk begins. In between its own counters are old. `catch_up` draws the same
+numbers once more, for those who read them. `returned` counts the steps that have returned; `_joined_step` of a member
+is the newest one that its counters have, and `_finish_step` the one with which its walk ends.
 
 A request that ends, or that may get fewer drafts in the next step, leaves; so do all members if a plan has a chunk of
-one of them. What a request has in flight then is a row of its own (`Step.verified`). `join` takes it back.
+one of them. Then the rest of its walk is taken back from the sums. What it has in flight is a row of its own
+(`Step.verified`). `join` takes it back.
 
-Why it is exact. Rows of members and rows of their own change a request in the same way; tests compare both.
+Why it is exact. A request has random numbers of its own, of which its newest one gives the next (acceptance.py). So
+the numbers do not depend on when they are drawn, and can be drawn again. All sums are whole numbers. A function without
+such numbers (a recorded or a real server) is asked when the step returns: then every walk is one row. Rows of members
+and rows of their own change a request in the same way; tests compare both.
 """
 
 from __future__ import annotations
 
-from typing import Final, Optional
+from typing import TYPE_CHECKING, Final, Optional
 
 from servesim.core import FOREVER, Request
 
+from .acceptance import MODULUS, MULTIPLIER
 from .cohort import Cohort
 from .drafts import UNKNOWN, Drafts
 from .kv_cache import KvCache
 from .step import NO_REQUESTS, Step, Verified
 
-MAX_NEWEST: Final = 200  # rows that are not added to the others
+if TYPE_CHECKING:
+    from mypy_extensions import i64  # the type of a number that is never larger: faster in compiled code
+
+MAX_ROWS: Final = 63  # of a walk
+PLACES: Final = MAX_ROWS + 1  # sums by step: those of a step are at its number modulo PLACES
+MAX_NEWEST: Final = 150  # rows that are not added to the others
+NO_BOUNDS: Final[list[int]] = []
+
+
+class Walk:
+    """The next rows of a member: its counters at the end."""
+
+    __slots__ = ("accepted", "blocks", "cached", "is_last", "luck", "request", "written")
+
+    def __init__(
+        self, request: Request, luck: int, written: int, cached: int, blocks: int, accepted: int, is_last: bool
+    ) -> None:
+        self.request = request
+        self.luck = luck
+        self.written = written
+        self.cached = cached
+        self.blocks = blocks  # before the last row returns
+        self.accepted = accepted  # drafts of the last row
+        self.is_last = is_last  # the request leaves, so its counters are without the last row
 
 
 class DraftCohort(Cohort):
     """The members of one server."""
 
-    __slots__ = ("_growing", "ahead", "cache", "drafts", "enabled", "max_model_len", "members", "need", "overlaps")
+    __slots__ = (
+        "_gains", "_joins", "_needs", "_settled", "_walks", "ahead", "cache", "drafts", "enabled", "max_model_len",
+        "members", "need", "overlaps", "returned",
+    )  # fmt: skip
 
     def __init__(self, block_size: int, drafts: Drafts, lookahead: int) -> None:
         super().__init__(block_size)
@@ -38,42 +75,118 @@ class DraftCohort(Cohort):
         self.enabled = True  # False: nobody joins
         self.max_model_len = FOREVER
         self.cache: Optional[KvCache] = None
-        self.members: list[Request] = []  # those that joined last are at the end
+        self.members: dict[Request, int] = {}  # with a number, by which they are in the order of joining
+        self._joins = 0
+        self.returned = 0  # steps of members
+        self._settled = 0  # members without a row of their own in flight
         self.need = 0  # new blocks of the next step
-        self._growing: list[Request] = []  # members that need them
+        self._gains = [0] * PLACES  # tokens of the rows of a step that returns
+        self._needs = [0] * PLACES  # new blocks of the step after that
+        self._walks: list[list[Walk]] = [[] for _ in range(PLACES)]  # that end with this step
 
     @property
     def longest(self) -> int:
-        return max([request._cached for request in self.members]) if self.tracks_longest and self.members else 0
+        return max([request.cached for request in self.members]) if self.tracks_longest and self.members else 0
 
     def join(self, request: Request) -> None:
         """Add a request with all its drafts, unless its next steps may differ from those of the others."""
         if not self.enabled or self.drafts.offer is not None:
             return
         in_flight = self.width if self.overlaps else 0
-        most = min(self.max_model_len - request.prompt - self.ahead, request.stop_at - 1 + in_flight)
-        if self.overlaps:  # otherwise its end is foreseen
-            most = min(most, request.max_tokens - 2 + in_flight)
-        if request._written + in_flight - request._in_flight > most:
+        if request._written + in_flight - request._in_flight > self._most(request):
             return
-        request._cohort, request._finish_step, request._joined_step = self, most, 0
+        request._cohort, request._finish_step, request._joined_step = self, 0, self.returned
         request._joined_busy_s = self.busy
-        self.members.append(request)
+        self._joins += 1
+        self.members[request] = self._joins
         self.new_members.append(request)
         self.size += 1
         self.context += request._cached
         self.max_length += request.prompt + request.max_tokens
-        self._note_growth(request)
+        self.need += self._growth(request)
+        if not self.overlaps:
+            self._start_walks(request)
 
-    def _note_growth(self, request: Request) -> None:
-        if request._cached + self.ahead > request._blocks * self.block_size:
-            self.need += self._next_blocks(request) - request._blocks
-            self._growing.append(request)
+    def _most(self, request: Request) -> int:
+        """Return the most tokens with which a member stays; with two steps in flight, all drafts of one are in them."""
+        stop = request.stop_at - 1
+        if self.overlaps:  # otherwise its end is foreseen
+            stop = min(stop, request.max_tokens - 2) + self.width
+        return min(self.max_model_len - request.prompt - self.ahead, stop)
 
-    def _next_blocks(self, request: Request) -> int:
-        return -(-(request._cached + self.ahead) // self.block_size)
+    def _growth(self, request: Request) -> int:
+        """Return the new blocks that a request needs in the next step."""
+        return max(0, -(-(request._cached + self.ahead) // self.block_size) - request._blocks)
+
+    def _start_walks(self, request: Request) -> None:
+        """Draw the next rows of a member that has no row of its own in flight any more."""
+        self._settled += 1
+        request._finish_step = FOREVER
+        if self.drafts.model is not None:
+            self._walk(request, MAX_ROWS, 1)
+
+    def _walk(self, request: Request, rows: int, sign: int) -> None:
+        """Add the next rows of a member to the sums, or take them back if the sign is -1."""
+        model, size, gains, needs = self.drafts.model, self.block_size, self._gains, self._needs
+        bounds = NO_BOUNDS if model is None else model.bounds_of(request)
+        luck: i64 = 0 if model is None else request.luck or model.first_luck(request)
+        written: i64 = request._written
+        cached: i64 = request._cached
+        most: i64 = self._most(request)
+        tokens: i64 = self.drafts.tokens
+        held = blocks = request._blocks + self._growth(request)
+        limit: i64 = blocks * size - self.ahead  # cached tokens that have blocks
+        accepted: i64 = 0
+        step, counts, is_last = self.returned, self.drafts.newest, False
+        for _ in range(rows):
+            step += 1
+            place = step % PLACES
+            if model is None:
+                accepted = self.drafts.draw(request, self.drafts.tokens)
+            else:
+                luck = luck * MULTIPLIER % MODULUS
+                accepted = 0
+                while accepted < tokens and luck < bounds[accepted]:
+                    accepted += 1
+            if written + accepted >= most:
+                is_last, held = True, blocks
+                break
+            written += 1 + accepted
+            cached += 1 + accepted
+            gains[place] = gains[place] + sign * (1 + accepted)
+            counts[accepted] = counts[accepted] + sign
+            held = blocks
+            if cached > limit:
+                more = -((limit - cached) // size)
+                needs[place] = needs[place] + sign * more
+                blocks += more
+                limit += more * size
+        if counts[0] + counts[-1] > MAX_NEWEST:
+            self.drafts.counts  # noqa: B018  adds them to the others
+        walks = self._walks[step % PLACES]
+        if sign < 0:
+            self._walks[step % PLACES] = [walk for walk in walks if walk.request is not request]
+            return
+        request._finish_step = step
+        walks.append(
+            Walk(request, request.luck if model is None else luck, written, cached, held, accepted, is_last)
+        )
+
+    def catch_up(self, request: Request) -> None:
+        steps, drafts = self.returned - request._joined_step, self.drafts
+        request._joined_step = self.returned
+        if not request._finish_step:
+            return
+        for _ in range(steps):
+            request._blocks += self._growth(request)
+            tokens = 1 + drafts.draw(request, drafts.tokens)
+            request._written += tokens
+            request._cached += tokens
+        if not self.need:
+            request._blocks += self._growth(request)
 
     def blocks(self, request: Request) -> int:
+        self.catch_up(request)
         return request._blocks
 
     def blocks_needed(self, ahead: int = 0) -> int:
@@ -81,9 +194,8 @@ class DraftCohort(Cohort):
 
     def take_blocks(self) -> int:
         """Give the members the blocks of a step. Return how many are new."""
-        for request in self._growing:
-            request._blocks = self._next_blocks(request)
-        self._growing.clear()
+        for request in self.new_members:
+            request._blocks += self._growth(request)
         need, self.need = self.need, 0
         return need
 
@@ -101,20 +213,24 @@ class DraftCohort(Cohort):
         self._add_row(flight, Verified(request, self.drafts.tokens, UNKNOWN, True))
 
     def leave_all(self) -> None:
-        for request in self.members[:]:
+        for request in list(self.members):
             self.leave(request)
 
     def _remove(self, request: Request) -> bool:
         """Remove a member from the sums. Return whether no step of the cohort has had it."""
-        if request in self._growing:
-            self._growing.remove(request)
-            self.need -= self._next_blocks(request) - request._blocks
-        self.members.remove(request)
-        request._cohort, request._finish_step = None, 0
+        self.catch_up(request)
+        is_new, rows = request in self.new_members, request._finish_step - self.returned
+        if self.need and (is_new or request._finish_step):
+            self.need -= self._growth(request)
+        if request._finish_step:
+            self._settled -= 1
+            if self.drafts.model is not None:
+                self._walk(request, rows, -1)
+        del self.members[request]
+        request._cohort, request._finish_step, request._joined_step = None, 0, 0
         self.size -= 1
         self.context -= request._cached
         self.max_length -= request.prompt + request.max_tokens
-        is_new = request in self.new_members
         if is_new:
             self.new_members.remove(request)
         return is_new
@@ -135,12 +251,19 @@ class DraftCohort(Cohort):
         """Count a step of all members."""
         self.flight = step
         self.in_flight += 1
-        self.count_rows(self.size, self.context + self.size, *self.drafts_of(self.size, self.context), True)
+        self.count_step()
+        if not self.new_members:
+            return
         step.joined, self.new_members = self.new_members, []
         if self.overlaps:  # the others get these tokens when the step before returns
             for request in step.joined:
                 launch_row(request, self.width)
                 self.context += self.width
+
+    def count_step(self) -> None:
+        """Count the rows of all members."""
+        drafts, pairs = self.drafts_of(self.size, self.context)
+        self.count_rows(self.size, self.context + self.size, drafts, pairs, True)
 
     def drafts_of(self, rows: int, context: int) -> tuple[int, int]:
         """Return the drafts of rows, and the pairs of one of them and a token that it attends to."""
@@ -158,36 +281,51 @@ class DraftCohort(Cohort):
     def deliver(self, step: Step) -> int:
         """Add the tokens of a step that has returned to its rows. Return how many drafts were accepted."""
         self.in_flight -= 1
-        flight, drafts, members = self.flight, self.drafts, self.members
-        if self.overlaps and flight is step:  # no step follows
+        if self.overlaps and self.flight is step:  # no step follows
             self.leave_all()
-        rows = len(members) - len(self.new_members)
-        if flight is not None and flight is not step:
-            rows -= len(flight.joined)
-        total, size, ahead, counts = 0, self.block_size, self.ahead, drafts.newest
-        left: list[Verified] = []
-        model, tokens = drafts.model, drafts.tokens
-        for request in members if rows == len(members) else members[:rows]:
-            # compiled, the method is faster than the function
-            accepted = drafts.draw(request, tokens) if model is None else model.accept(request, tokens)
-            written = request._written + 1 + accepted
-            if written > request._finish_step:
-                left.append(Verified(request, tokens, accepted, True))
+        return self.return_rows(step)
+
+    @property
+    def next_ends(self) -> bool:
+        """Whether a member leaves when the next step returns, as far as that is known."""
+        walks = self._walks[(self.returned + 1) % PLACES]
+        return self.drafts.model is None or (len(walks) > 0 and any([walk.is_last for walk in walks]))
+
+    def return_rows(self, step: Step) -> int:
+        """Add the tokens of a step to its rows, and remove those that leave. Return how many drafts were accepted."""
+        if self.drafts.model is None:
+            for request in self.members:
+                if request._finish_step:
+                    self._walk(request, 1, 1)
+        self.returned += 1
+        place = self.returned % PLACES
+        gained, rows, walks = self._gains[place], self._settled, self._walks[place]
+        self.need += self._needs[place]
+        self.context += gained
+        self._gains[place] = self._needs[place] = 0
+        if walks:
+            self._walks[place] = []
+            rows -= self._end_walks(step, walks)
+        self.drafts.note_rows(rows, gained - rows)
+        return gained - rows
+
+    def _end_walks(self, step: Step, walks: list[Walk]) -> int:
+        """Start the next walks of members, or remove them. Return how many were removed."""
+        left, order, tokens = 0, self.members, self.drafts.tokens
+        if len(walks) > 1:
+            walks.sort(key=lambda walk: order[walk.request])
+        for walk in walks:
+            request = walk.request
+            request.luck, request._written, request._cached = walk.luck, walk.written, walk.cached
+            request._blocks, request._joined_step = walk.blocks, self.returned
+            self._settled -= 1
+            if not walk.is_last:
+                self._start_walks(request)
                 continue
-            counts[accepted] = counts[accepted] + 1
-            total += accepted
-            request._written = written
-            request._cached = cached = request._cached + 1 + accepted
-            if cached + ahead > request._blocks * size:
-                self._note_growth(request)
-        rows -= len(left)
-        drafts.drafted += rows * tokens
-        if counts[0] + counts[-1] > MAX_NEWEST:
-            drafts.counts  # noqa: B018  adds them to the others
-        self.context += rows + total
-        for row in left:
-            self._return_alone(step, row)
-        return total
+            left += 1
+            request._finish_step = 0
+            self._return_alone(step, Verified(request, tokens, walk.accepted, True))
+        return left
 
     def _return_alone(self, step: Step, row: Verified) -> None:
         """Remove a member whose row returns now. What it has in flight are rows of its own."""
@@ -206,10 +344,12 @@ class DraftCohort(Cohort):
     def settle(self, request: Request, rejected: int) -> None:
         """Note that a row of its own has returned of a member."""
         self.context -= rejected
-        if request._written > request._finish_step:
+        if request._written > self._most(request):
             self.leave(request)
         else:
-            self._note_growth(request)
+            request._joined_step = self.returned
+            self.need += self._growth(request)
+            self._start_walks(request)
 
 
 def launch_row(request: Request, tokens: int) -> None:

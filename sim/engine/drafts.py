@@ -26,14 +26,16 @@ class Drafts:
         self._accept: Accept = accept_none
         self.model: Optional[Acceptance] = None  # of the function, if it has one
         self.offer: Optional[Callable[[Request], int]] = None  # drafts after a step; None: always all
+        self.rows = 0  # with drafts that have returned
         self.drafted = 0
-        self._counts = [0] * (tokens + 1)  # rows by accepted drafts
+        self.accepted = 0
+        self._counts = [0] * (tokens + 1)  # rows by accepted drafts, also those that were drawn before they return
         self.newest = [0] * (tokens + 1)  # the same of the newest ones: small numbers are faster to count
         self.lost = 0  # drafts behind the end of an answer: accepted ones, and those of rows that are thrown away
 
     @property
     def counts(self) -> list[int]:
-        """Rows with drafts that have returned, by accepted drafts."""
+        """Rows with drafts, by accepted drafts. Call it at the end: some rows are counted before they return."""
         for accepted, rows in enumerate(self.newest):
             self._counts[accepted] += rows
             self.newest[accepted] = 0
@@ -43,14 +45,11 @@ class Drafts:
     def counts(self, counts: list[int]) -> None:
         self._counts, self.newest = counts, [0] * len(counts)
 
-    @property
-    def rows(self) -> int:
-        """Rows with drafts that have returned."""
-        return sum(self.counts)
-
-    @property
-    def accepted(self) -> int:
-        return sum([accepted * rows for accepted, rows in enumerate(self.counts)])
+    def note_rows(self, rows: int, accepted: int) -> None:
+        """Count rows with all drafts that have returned, but not by accepted drafts."""
+        self.rows += rows
+        self.drafted += rows * self.tokens
+        self.accepted += accepted
 
     @property
     def accepted_at(self) -> list[int]:
@@ -100,7 +99,9 @@ class Drafts:
         if row.accepted == UNKNOWN:
             row.accepted = self.draw(row.request, row.drafts)
         if row.drafts:
+            self.rows += 1
             self.drafted += row.drafts
+            self.accepted += row.accepted
             self.newest[row.accepted] += 1
         return row.accepted
 
