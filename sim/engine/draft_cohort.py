@@ -62,8 +62,8 @@ class DraftCohort(Cohort):
     """The members of one server."""
 
     __slots__ = (
-        "_gains", "_joins", "_needs", "_settled", "_walks", "ahead", "cache", "drafts", "enabled", "max_model_len",
-        "members", "need", "overlaps", "returned",
+        "_ends", "_gains", "_joins", "_needs", "_settled", "_walks", "ahead", "cache", "drafts", "enabled",
+        "max_model_len", "members", "need", "overlaps", "returned",
     )  # fmt: skip
 
     def __init__(self, block_size: int, drafts: Drafts, lookahead: int) -> None:
@@ -83,6 +83,7 @@ class DraftCohort(Cohort):
         self._gains = [0] * PLACES  # tokens of the rows of a step that returns
         self._needs = [0] * PLACES  # new blocks of the step after that
         self._walks: list[list[Walk]] = [[] for _ in range(PLACES)]  # that end with this step
+        self._ends = [0] * PLACES  # of these, those after which a member leaves
 
     @property
     def longest(self) -> int:
@@ -150,6 +151,7 @@ class DraftCohort(Cohort):
                     accepted += 1
             if written + accepted >= most:
                 is_last, held = True, blocks
+                self._ends[place] = self._ends[place] + sign
                 break
             written += 1 + accepted
             cached += 1 + accepted
@@ -168,9 +170,7 @@ class DraftCohort(Cohort):
             self._walks[step % PLACES] = [walk for walk in walks if walk.request is not request]
             return
         request._finish_step = step
-        walks.append(
-            Walk(request, request.luck if model is None else luck, written, cached, held, accepted, is_last)
-        )
+        walks.append(Walk(request, request.luck if model is None else luck, written, cached, held, accepted, is_last))
 
     def catch_up(self, request: Request) -> None:
         steps, drafts = self.returned - request._joined_step, self.drafts
@@ -288,8 +288,7 @@ class DraftCohort(Cohort):
     @property
     def next_ends(self) -> bool:
         """Whether a member leaves when the next step returns, as far as that is known."""
-        walks = self._walks[(self.returned + 1) % PLACES]
-        return self.drafts.model is None or (len(walks) > 0 and any([walk.is_last for walk in walks]))
+        return self.drafts.model is None or self._ends[(self.returned + 1) % PLACES] > 0
 
     def return_rows(self, step: Step) -> int:
         """Add the tokens of a step to its rows, and remove those that leave. Return how many drafts were accepted."""
@@ -302,7 +301,7 @@ class DraftCohort(Cohort):
         gained, rows, walks = self._gains[place], self._settled, self._walks[place]
         self.need += self._needs[place]
         self.context += gained
-        self._gains[place] = self._needs[place] = 0
+        self._gains[place] = self._needs[place] = self._ends[place] = 0
         if walks:
             self._walks[place] = []
             rows -= self._end_walks(step, walks)
