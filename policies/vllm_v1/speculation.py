@@ -33,8 +33,9 @@ DECODE_ONCE: Final = Plan(decode=True)
 
 def decide(policy: VLLMSettings, view: View) -> Plan:
     """Return the plan of a step. If no prompt is there and nothing is short, the requests need not be looked at."""
-    rows, drafting = view.decoding, policy.drafting
+    rows = view.decoding
     if rows and rows == len(view.running) and not len(view.waiting):
+        drafting = policy.drafting
         inputs = rows * (1 + drafting.tokens + drafting.slots)
         if (
             inputs <= policy.max_num_batched_tokens
@@ -92,9 +93,10 @@ class Pass:
 
     def run(self) -> Plan:
         view, cache = self.view, self.view.prefix_cache
-        if cache is not None:
+        running = list(view.prefilling if self.decodes else view.running)
+        if cache is not None and (running or not len(view.waiting)):  # otherwise it starts below
             cache.start(decodes=False)
-        goes_on = self._schedule_running(list(view.prefilling if self.decodes else view.running))
+        goes_on = self._schedule_running(running)
         if self.decodes and self.preempt:  # the victim may be one that decodes
             return Pass(self.policy, view, one_by_one=True).run()
         chunks, may_grow = list(self.scheduled.values()), False

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from typing import Any, Final, Optional
+from zlib import crc32
 
 from servesim.core import Request
 from servesim.core.limits import MAX_DRAFTS
@@ -17,7 +17,7 @@ MULTIPLIER: Final = 771645345
 
 def uniform(key: int, name: Any, number: int) -> float:
     """Return the random number from 0 to 1 of a stream, a request and a place in it (the mixer of splitmix64)."""
-    mixed = (key + zlib.crc32(str(name).encode()) * 0x9E3779B97F4A7C15 + number * 0xD1B54A32D192ED03) & MASK
+    mixed = (key + crc32(str(name).encode()) * 0x9E3779B97F4A7C15 + number * 0xD1B54A32D192ED03) & MASK
     mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 & MASK
     mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB & MASK
     return ((mixed ^ (mixed >> 31)) >> 11) * 2.0**-53
@@ -31,7 +31,7 @@ class Acceptance:
     """
 
     def __init__(self, key: int, rate: Optional[float], rates: Sequence[float] = (), tokens: int = MAX_DRAFTS) -> None:
-        self.start = zlib.crc32(f"{key} ".encode())  # key of the random stream
+        self.start = crc32(f"{key} ".encode())  # key of the random stream
         self.rate = rate  # of each draft, if those before it are accepted; None: that of the request
         self.tokens = tokens  # the most drafts of a row
         self.bounds = bounds_of(rates)  # empty: those of the request
@@ -66,7 +66,7 @@ class Acceptance:
 
 def first_luck(start: int, name: Any) -> int:
     """Return the number before the first one of a request."""
-    luck = zlib.crc32(str(name).encode(), start) % MODULUS
+    luck = crc32(str(name).encode(), start) % MODULUS
     for _ in range(3):
         luck = (luck ^ (luck >> 13)) % MODULUS * MULTIPLIER % MODULUS
     return luck or 1

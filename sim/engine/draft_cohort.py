@@ -28,34 +28,19 @@ from servesim.core import FOREVER, Request
 
 from .acceptance import MODULUS, MULTIPLIER
 from .cohort import Cohort
-from .drafts import UNKNOWN, Drafts
+from .drafts import COUNT_BITS, PACKED, UNKNOWN, Drafts
 from .kv_cache import KvCache
 from .step import NO_REQUESTS, Step, Verified
 
 if TYPE_CHECKING:
     from mypy_extensions import i64  # the type of a number that is never larger: faster in compiled code
 
-MAX_ROWS: Final = 63  # of a walk
-PLACES: Final = MAX_ROWS + 1  # sums by step: those of a step are at its number modulo PLACES
-MAX_NEWEST: Final = 150  # rows that are not added to the others
+MAX_ROWS: Final = 2**COUNT_BITS - 1  # of a walk; sums of a step are at its number modulo MAX_ROWS + 1
+PLACES: Final = MAX_ROWS + 1
 NO_BOUNDS: Final[list[int]] = []
-
-
-class Walk:
-    """The next rows of a member: its counters at the end."""
-
-    __slots__ = ("accepted", "blocks", "cached", "is_last", "luck", "request", "written")
-
-    def __init__(
-        self, request: Request, luck: int, written: int, cached: int, blocks: int, accepted: int, is_last: bool
-    ) -> None:
-        self.request = request
-        self.luck = luck
-        self.written = written
-        self.cached = cached
-        self.blocks = blocks  # before the last row returns
-        self.accepted = accepted  # drafts of the last row
-        self.is_last = is_last  # the request leaves, so its counters are without the last row
+# The next rows of a member: the request and its counters after them (luck, written, cached), its blocks before the last
+# one returns, accepted drafts of this one, and whether the request leaves with it; then the counters are without it.
+Walk = tuple[Request, int, int, int, int, int, bool]
 
 
 class DraftCohort(Cohort):
@@ -80,7 +65,7 @@ class DraftCohort(Cohort):
         self.returned = 0  # steps of members
         self._settled = 0  # members without a row of their own in flight
         self.need = 0  # new blocks of the next step
-        self._gains = [0] * PLACES  # tokens of the rows of a step that returns
+        self._gains = [0] * PLACES  # accepted drafts of the rows of a step that returns
         self._needs = [0] * PLACES  # new blocks of the step after that
         self._walks: list[list[Walk]] = [[] for _ in range(PLACES)]  # that end with this step
         self._ends = [0] * PLACES  # of these, those after which a member leaves
@@ -126,51 +111,57 @@ class DraftCohort(Cohort):
         if self.drafts.model is not None:
             self._walk(request, MAX_ROWS, 1)
 
-    def _walk(self, request: Request, rows: int, sign: int) -> None:
+    def _walk(self, request: Request, rows: i64, sign: i64) -> None:
         """Add the next rows of a member to the sums, or take them back if the sign is -1."""
-        model, size, gains, needs = self.drafts.model, self.block_size, self._gains, self._needs
+        model, gains, needs = self.drafts.model, self._gains, self._needs
         bounds = NO_BOUNDS if model is None else model.bounds_of(request)
         luck: i64 = 0 if model is None else request.luck or model.first_luck(request)
+        tokens: i64 = self.drafts.tokens
+        first: i64 = bounds[0] if model is not None else 0
+        second: i64 = bounds[1] if model is not None and tokens > 1 else 0
         written: i64 = request._written
         cached: i64 = request._cached
         most: i64 = self._most(request)
-        tokens: i64 = self.drafts.tokens
-        held = blocks = request._blocks + self._growth(request)
-        limit: i64 = blocks * size - self.ahead  # cached tokens that have blocks
+        size: i64 = self.block_size
+        limit: i64 = (request._blocks + self._growth(request)) * size - self.ahead  # cached tokens that have blocks
+        covered: i64 = limit  # before the last row returns
         accepted: i64 = 0
-        step, counts, is_last = self.returned, self.drafts.newest, False
+        counts: i64 = 0  # rows by accepted drafts, as in Drafts.count_rows
+        one: i64 = 1
+        step: i64 = self.returned
+        is_last = False
         for _ in range(rows):
             step += 1
-            place = step % PLACES
+            covered = limit
             if model is None:
                 accepted = self.drafts.draw(request, self.drafts.tokens)
             else:
                 luck = luck * MULTIPLIER % MODULUS
-                accepted = 0
-                while accepted < tokens and luck < bounds[accepted]:
+                accepted = 0 if luck >= first else 1 if luck >= second else 2
+                while 1 < accepted < tokens and luck < bounds[accepted]:
                     accepted += 1
             if written + accepted >= most:
-                is_last, held = True, blocks
-                self._ends[place] = self._ends[place] + sign
+                is_last = True
                 break
             written += 1 + accepted
             cached += 1 + accepted
-            gains[place] = gains[place] + sign * (1 + accepted)
-            counts[accepted] = counts[accepted] + sign
-            held = blocks
-            if cached > limit:
-                more = -((limit - cached) // size)
-                needs[place] = needs[place] + sign * more
-                blocks += more
-                limit += more * size
-        if counts[0] + counts[-1] > MAX_NEWEST:
-            self.drafts.counts  # noqa: B018  adds them to the others
-        walks = self._walks[step % PLACES]
-        if sign < 0:
-            self._walks[step % PLACES] = [walk for walk in walks if walk.request is not request]
-            return
-        request._finish_step = step
-        walks.append(Walk(request, request.luck if model is None else luck, written, cached, held, accepted, is_last))
+            if accepted:
+                gains[step & MAX_ROWS] = gains[step & MAX_ROWS] + sign * accepted
+            if accepted < PACKED:
+                counts += one << (COUNT_BITS * accepted)
+            else:
+                self.drafts.counts[accepted] += sign
+            while cached > limit:
+                needs[step & MAX_ROWS] = needs[step & MAX_ROWS] + sign
+                limit += size
+        self.drafts.count_rows(counts, sign)
+        place, walks = step & MAX_ROWS, self._walks[step & MAX_ROWS]
+        self._ends[place] += sign * is_last
+        if sign > 0:
+            request._finish_step, luck = step, request.luck if model is None else luck
+            walks.append((request, luck, written, cached, (covered + self.ahead) // size, accepted, is_last))
+        else:
+            self._walks[place] = [walk for walk in walks if walk[0] is not request]
 
     def catch_up(self, request: Request) -> None:
         steps, drafts = self.returned - request._joined_step, self.drafts
@@ -288,7 +279,7 @@ class DraftCohort(Cohort):
     @property
     def next_ends(self) -> bool:
         """Whether a member leaves when the next step returns, as far as that is known."""
-        return self.drafts.model is None or self._ends[(self.returned + 1) % PLACES] > 0
+        return self.drafts.model is None or self._ends[(self.returned + 1) & MAX_ROWS] > 0
 
     def return_rows(self, step: Step) -> int:
         """Add the tokens of a step to its rows, and remove those that leave. Return how many drafts were accepted."""
@@ -297,33 +288,31 @@ class DraftCohort(Cohort):
                 if request._finish_step:
                     self._walk(request, 1, 1)
         self.returned += 1
-        place = self.returned % PLACES
-        gained, rows, walks = self._gains[place], self._settled, self._walks[place]
+        place = self.returned & MAX_ROWS
+        accepted, rows, walks = self._gains[place], self._settled, self._walks[place]
         self.need += self._needs[place]
-        self.context += gained
         self._gains[place] = self._needs[place] = self._ends[place] = 0
         if walks:
             self._walks[place] = []
             rows -= self._end_walks(step, walks)
-        self.drafts.note_rows(rows, gained - rows)
-        return gained - rows
+        self.context += rows + accepted
+        self.drafts.note_rows(rows, accepted)
+        return accepted
 
     def _end_walks(self, step: Step, walks: list[Walk]) -> int:
         """Start the next walks of members, or remove them. Return how many were removed."""
         left, order, tokens = 0, self.members, self.drafts.tokens
         if len(walks) > 1:
-            walks.sort(key=lambda walk: order[walk.request])
-        for walk in walks:
-            request = walk.request
-            request.luck, request._written, request._cached = walk.luck, walk.written, walk.cached
-            request._blocks, request._joined_step = walk.blocks, self.returned
+            walks.sort(key=lambda walk: order[walk[0]])
+        for request, luck, written, cached, blocks, accepted, is_last in walks:
+            request.luck, request._written, request._cached, request._blocks = luck, written, cached, blocks
+            request._joined_step, request._finish_step = self.returned, 0
             self._settled -= 1
-            if not walk.is_last:
+            left += is_last
+            if is_last:
+                self._return_alone(step, Verified(request, tokens, accepted, True))
+            else:
                 self._start_walks(request)
-                continue
-            left += 1
-            request._finish_step = 0
-            self._return_alone(step, Verified(request, tokens, walk.accepted, True))
         return left
 
     def _return_alone(self, step: Step, row: Verified) -> None:

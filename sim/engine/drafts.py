@@ -15,6 +15,8 @@ from .acceptance import Acceptance, Proposals
 from .step import Verified
 
 Accept = Callable[[Request, int], int]  # of the next row of a request with drafts: how many the model accepts
+COUNT_BITS: Final = 6  # of a number of rows
+PACKED: Final = 10  # such numbers fit into one that is fast in compiled code
 UNKNOWN: Final = -1  # accepted drafts of a row that has not returned
 
 
@@ -29,27 +31,20 @@ class Drafts:
         self.rows = 0  # with drafts that have returned
         self.drafted = 0
         self.accepted = 0
-        self._counts = [0] * (tokens + 1)  # rows by accepted drafts, also those that were drawn before they return
-        self.newest = [0] * (tokens + 1)  # the same of the newest ones: small numbers are faster to count
+        # Rows by accepted drafts. It is right at the end of a run: some rows are counted before they return.
+        self.counts = [0] * (tokens + 1)
         self.lost = 0  # drafts behind the end of an answer: accepted ones, and those of rows that are thrown away
-
-    @property
-    def counts(self) -> list[int]:
-        """Rows with drafts, by accepted drafts. Call it at the end: some rows are counted before they return."""
-        for accepted, rows in enumerate(self.newest):
-            self._counts[accepted] += rows
-            self.newest[accepted] = 0
-        return self._counts
-
-    @counts.setter
-    def counts(self, counts: list[int]) -> None:
-        self._counts, self.newest = counts, [0] * len(counts)
 
     def note_rows(self, rows: int, accepted: int) -> None:
         """Count rows with all drafts that have returned, but not by accepted drafts."""
         self.rows += rows
         self.drafted += rows * self.tokens
         self.accepted += accepted
+
+    def count_rows(self, packed: int, sign: int) -> None:
+        """Add rows by accepted drafts, or take them back. COUNT_BITS of the number are those of each of the first."""
+        for accepted in range(min(self.tokens + 1, PACKED)):
+            self.counts[accepted] += sign * (packed >> COUNT_BITS * accepted & 2**COUNT_BITS - 1)
 
     @property
     def accepted_at(self) -> list[int]:
@@ -102,7 +97,7 @@ class Drafts:
             self.rows += 1
             self.drafted += row.drafts
             self.accepted += row.accepted
-            self.newest[row.accepted] += 1
+            self.counts[row.accepted] += 1
         return row.accepted
 
 

@@ -28,7 +28,7 @@ def random_case(seed: int) -> tuple[VLLMV1, dict[str, Any], list[Request]]:
     """Return a policy, the settings of a server and requests."""
     draw = random.Random(seed)
     method = draw.choice(["ngram", "eagle", "mtp", "draft_model"])
-    tokens = draw.choice([1, 2, 3, 5])
+    tokens = draw.choice([1, 2, 3, 5, 12])
     policy = VLLMV1(
         num_speculative_tokens=tokens, speculative_method=method, mtp_modules=draw.choice([1, 3]),
         async_scheduling=method != "ngram" and draw.random() < 0.7,
