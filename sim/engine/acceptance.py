@@ -34,7 +34,7 @@ class Acceptance:
         self.start = crc32(f"{key} ".encode())  # key of the random stream
         self.rate = rate  # of each draft, if those before it are accepted; None: that of the request
         self.tokens = tokens  # the most drafts of a row
-        self.bounds = bounds_of(rates)  # empty: those of the request
+        self.bounds = bounds_of(rates[:tokens]) if rates else []  # empty: those of the request
         if not rates and rate is not None:
             self.bounds = bounds_of(powers(rate, tokens))
         self._bounds_at: dict[float, list[int]] = {}  # by rates of requests
@@ -77,8 +77,11 @@ def powers(rate: float, count: int) -> list[float]:
 
 
 def bounds_of(rates: Sequence[float]) -> list[int]:
-    """Return the bounds of numbers from 1 to MODULUS - 1 that are drawn at these rates."""
-    return [1 + int(rate * (MODULUS - 1)) for rate in rates]
+    """Return the bounds of numbers from 1 to MODULUS - 1 that are drawn at these rates; none is above the one before.
+
+    There are three or more. No number is below those of drafts that do not exist.
+    """
+    return [1 + int(min(rates[: place + 1]) * (MODULUS - 1)) for place in range(len(rates))] + [0, 0, 0]
 
 
 class Proposals:

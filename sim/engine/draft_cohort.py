@@ -35,9 +35,9 @@ from .step import NO_REQUESTS, Step, Verified
 if TYPE_CHECKING:
     from mypy_extensions import i64  # the type of a number that is never larger: faster in compiled code
 
-MAX_ROWS: Final = 2**COUNT_BITS - 1  # of a walk; sums of a step are at its number modulo MAX_ROWS + 1
+MAX_ROWS: Final = 63  # of a walk; the sums of a step are at its number modulo PLACES
 PLACES: Final = MAX_ROWS + 1
-NO_BOUNDS: Final[list[int]] = []
+NO_BOUNDS: Final = [0, 0, 0]
 # The next rows of a member: the request and its counters after them (luck, written, cached), its blocks before the last
 # one returns, accepted drafts of this one, and whether the request leaves with it; then the counters are without it.
 Walk = tuple[Request, int, int, int, int, int, bool]
@@ -117,16 +117,18 @@ class DraftCohort(Cohort):
         bounds = NO_BOUNDS if model is None else model.bounds_of(request)
         luck: i64 = 0 if model is None else request.luck or model.first_luck(request)
         tokens: i64 = self.drafts.tokens
-        first: i64 = bounds[0] if model is not None else 0
-        second: i64 = bounds[1] if model is not None and tokens > 1 else 0
+        first: i64 = bounds[0]
+        second: i64 = bounds[1]
+        third: i64 = bounds[2]
         written: i64 = request._written
         cached: i64 = request._cached
         most: i64 = self._most(request)
-        size: i64 = self.block_size
-        limit: i64 = (request._blocks + self._growth(request)) * size - self.ahead  # cached tokens that have blocks
+        limit: i64 = (
+            request._blocks + self._growth(request)
+        ) * self.block_size - self.ahead  # cached tokens that have blocks
         covered: i64 = limit  # before the last row returns
         accepted: i64 = 0
-        counts: i64 = 0  # rows by accepted drafts, as in Drafts.count_rows
+        counts: i64 = 0  # rows by accepted drafts, as in Drafts.count_walk
         one: i64 = 1
         step: i64 = self.returned
         is_last = False
@@ -137,31 +139,38 @@ class DraftCohort(Cohort):
                 accepted = self.drafts.draw(request, self.drafts.tokens)
             else:
                 luck = luck * MULTIPLIER % MODULUS
-                accepted = 0 if luck >= first else 1 if luck >= second else 2
-                while 1 < accepted < tokens and luck < bounds[accepted]:
+                accepted = luck < first  # without a branch, this is faster
+                accepted += luck < second
+                accepted += luck < third
+                while 2 < accepted < tokens and luck < bounds[accepted]:
                     accepted += 1
             if written + accepted >= most:
                 is_last = True
                 break
             written += 1 + accepted
             cached += 1 + accepted
-            if accepted:
-                gains[step & MAX_ROWS] = gains[step & MAX_ROWS] + sign * accepted
+            gains[step & MAX_ROWS] = gains[step & MAX_ROWS] + sign * accepted
             if accepted < PACKED:
                 counts += one << (COUNT_BITS * accepted)
             else:
                 self.drafts.counts[accepted] += sign
             while cached > limit:
                 needs[step & MAX_ROWS] = needs[step & MAX_ROWS] + sign
-                limit += size
-        self.drafts.count_rows(counts, sign)
-        place, walks = step & MAX_ROWS, self._walks[step & MAX_ROWS]
-        self._ends[place] += sign * is_last
+                limit += self.block_size
+        self.drafts.count_walk(counts, sign)
+        luck = request.luck if model is None else luck
+        blocks = (covered + self.ahead) // self.block_size
+        self._note_walk((request, luck, written, cached, blocks, accepted, is_last), step, sign)
+
+    def _note_walk(self, walk: Walk, step: int, sign: int) -> None:
+        """Note that a walk ends with a step, or take it back."""
+        request, place = walk[0], step & MAX_ROWS
+        self._ends[place] += sign * walk[-1]
         if sign > 0:
-            request._finish_step, luck = step, request.luck if model is None else luck
-            walks.append((request, luck, written, cached, (covered + self.ahead) // size, accepted, is_last))
+            request._finish_step = step
+            self._walks[place].append(walk)
         else:
-            self._walks[place] = [walk for walk in walks if walk[0] is not request]
+            self._walks[place] = [other for other in self._walks[place] if other[0] is not request]
 
     def catch_up(self, request: Request) -> None:
         steps, drafts = self.returned - request._joined_step, self.drafts
