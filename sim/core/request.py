@@ -44,8 +44,8 @@ class DecodeCohort:
         """Return the device blocks that a member holds."""
         raise NotImplementedError
 
-    def catch_up(self, request: Request) -> None:
-        """Set the counters of a member, if its steps give several tokens: not every step the same number."""
+    def gained(self, request: Request) -> int:
+        """Return the tokens of a member that its own counters do not have. Call it before you read them."""
         raise NotImplementedError
 
 
@@ -178,31 +178,21 @@ class Request(ClientRequest):
     def written(self) -> int:
         """Tokens generated so far, with those in flight."""
         cohort = self._cohort
-        if cohort is None:
-            return self._written
-        if cohort.width > 1:
-            cohort.catch_up(self)
-            return self._written
-        return self._written + cohort.steps - self._joined_step
+        return self._written if cohort is None else cohort.gained(self) + self._written
 
     @property
     def cached(self) -> int:
         """Tokens whose keys and values are in device or host memory."""
         cohort = self._cohort
-        if cohort is None:
-            return self._cached
-        if cohort.width > 1:
-            cohort.catch_up(self)
-            return self._cached
-        return self._cached + cohort.steps - self._joined_step
+        return self._cached if cohort is None else cohort.gained(self) + self._cached
 
     @property
     def in_flight(self) -> int:
         """Of its generated tokens, those whose step has not returned: their number is known, their value is not."""
         cohort = self._cohort
-        if cohort is None or cohort.width > 1:
+        if cohort is None:
             return self._in_flight
-        return self._in_flight + min(cohort.steps - self._joined_step, cohort.in_flight)
+        return self._in_flight + min(cohort.gained(self), cohort.in_flight)
 
     @property
     def awaits_end(self) -> bool:

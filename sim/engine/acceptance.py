@@ -41,16 +41,12 @@ class Acceptance:
 
     def accept(self, request: Request, drafts: int) -> int:
         """Return how many drafts of the next row of a request are accepted."""
-        luck = request.luck or self.first_luck(request)
+        luck = request.luck or first_luck(self.start, request.id)
         request.luck = luck = luck * MULTIPLIER % MODULUS
         bounds, count = self.bounds_of(request), 0
         while count < drafts and luck < bounds[count]:
             count += 1
         return count
-
-    def first_luck(self, request: Request) -> int:
-        """Return the number before the first one of a request."""
-        return first_luck(self.start, request.id)
 
     def bounds_of(self, request: Request) -> list[int]:
         """Return the bounds of a request: a smaller number accepts the draft at this position."""

@@ -6,7 +6,7 @@ step that returns adds 1 + accepted tokens to every member that has a row in it.
 
 The accepted drafts of the next rows of a member are drawn when it joins, and added to sums by step: tokens, and blocks
 that they need. So a step that returns is O(1): it adds its sums. The walk of a member ends with the row after which it
-leaves, or after MAX_ROWS; then the next walk begins. In between its own counters are old. `catch_up` draws the same
+leaves, or after MAX_ROWS; then the next walk begins. In between its own counters are old. `gained` draws the same
 numbers once more, for those who read them. `returned` counts the steps that have returned; `_joined_step` of a member
 is the newest one that its counters have, and `_finish_step` the one with which its walk ends.
 
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, Optional
 
 from servesim.core import FOREVER, Request
 
-from .acceptance import MODULUS, MULTIPLIER
+from .acceptance import MODULUS, MULTIPLIER, first_luck
 from .cohort import Cohort
 from .drafts import COUNT_BITS, PACKED, UNKNOWN, Drafts
 from .kv_cache import KvCache
@@ -115,7 +115,7 @@ class DraftCohort(Cohort):
         """Add the next rows of a member to the sums, or take them back if the sign is -1."""
         model, gains, needs = self.drafts.model, self._gains, self._needs
         bounds = NO_BOUNDS if model is None else model.bounds_of(request)
-        luck: i64 = 0 if model is None else request.luck or model.first_luck(request)
+        luck: i64 = 0 if model is None else request.luck or first_luck(model.start, request.id)
         tokens: i64 = self.drafts.tokens
         first: i64 = bounds[0]
         second: i64 = bounds[1]
@@ -172,22 +172,21 @@ class DraftCohort(Cohort):
         else:
             self._walks[place] = [other for other in self._walks[place] if other[0] is not request]
 
-    def catch_up(self, request: Request) -> None:
-        steps, drafts = self.returned - request._joined_step, self.drafts
-        request._joined_step = self.returned
-        if not request._finish_step:
-            return
-        for _ in range(steps):
-            request._blocks += self._growth(request)
-            tokens = 1 + drafts.draw(request, drafts.tokens)
-            request._written += tokens
-            request._cached += tokens
-        if not self.need:
-            request._blocks += self._growth(request)
+    def gained(self, request: Request) -> int:
+        """Set the counters of a member: draw its rows that have returned once more. Return 0."""
+        steps, request._joined_step = self.returned - request._joined_step, self.returned
+        if request._finish_step:
+            for _ in range(steps):
+                request._blocks += self._growth(request)
+                tokens = 1 + self.drafts.draw(request, self.drafts.tokens)
+                request._written += tokens
+                request._cached += tokens
+            if not self.need:
+                request._blocks += self._growth(request)
+        return 0
 
     def blocks(self, request: Request) -> int:
-        self.catch_up(request)
-        return request._blocks
+        return self.gained(request) + request._blocks
 
     def blocks_needed(self, ahead: int = 0) -> int:
         return self.need
@@ -218,7 +217,7 @@ class DraftCohort(Cohort):
 
     def _remove(self, request: Request) -> bool:
         """Remove a member from the sums. Return whether no step of the cohort has had it."""
-        self.catch_up(request)
+        self.gained(request)
         is_new, rows = request in self.new_members, request._finish_step - self.returned
         if self.need and (is_new or request._finish_step):
             self.need -= self._growth(request)

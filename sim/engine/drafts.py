@@ -17,7 +17,7 @@ from .step import Verified
 Accept = Callable[[Request, int], int]  # of the next row of a request with drafts: how many the model accepts
 COUNT_BITS: Final = 10  # of a number of rows
 PACKED: Final = 6  # such numbers fit into one that is fast in compiled code
-MAX_WALKS: Final = 16  # of 63 rows whose sum has so many bits
+COUNT_MASK: Final = 1023
 UNKNOWN: Final = -1  # accepted drafts of a row that has not returned
 
 
@@ -32,8 +32,7 @@ class Drafts:
         self.rows = 0  # with drafts that have returned
         self.drafted = 0
         self.accepted = 0
-        self._counts = [0] * (tokens + 1)  # rows by accepted drafts, without those of the newest walks
-        self._packed = self._walks = 0
+        self.counts = [0] * (tokens + 1)  # rows by accepted drafts: some are counted before they return
         self.lost = 0  # drafts behind the end of an answer: accepted ones, and those of rows that are thrown away
 
     def note_rows(self, rows: int, accepted: int) -> None:
@@ -42,30 +41,13 @@ class Drafts:
         self.drafted += rows * self.tokens
         self.accepted += accepted
 
-    @property
-    def counts(self) -> list[int]:
-        """Rows by accepted drafts. They are right at the end of a run: some are counted before they return."""
-        self._unpack(self._packed, 1)
-        self._packed = self._walks = 0
-        return self._counts
-
-    @counts.setter
-    def counts(self, counts: list[int]) -> None:
-        self._counts, self._packed, self._walks = counts, 0, 0
-
     def count_walk(self, packed: int, sign: int) -> None:
-        """Add rows by accepted drafts, or take them back. COUNT_BITS of the number are those of each of the first."""
-        if sign < 0:
-            self._unpack(packed, -1)
-            return
-        self._packed += packed
-        self._walks += 1
-        if self._walks == MAX_WALKS:
-            self.counts  # noqa: B018  unpacks them
-
-    def _unpack(self, packed: int, sign: int) -> None:
-        for accepted in range(min(len(self._counts), PACKED)):
-            self._counts[accepted] += sign * (packed >> COUNT_BITS * accepted & 2**COUNT_BITS - 1)
+        """Add rows by accepted drafts, or take them back: COUNT_BITS of the number are those without one, and so on."""
+        accepted = 0
+        while packed:
+            self.counts[accepted] += sign * (packed & COUNT_MASK)
+            packed >>= COUNT_BITS
+            accepted += 1
 
     @property
     def accepted_at(self) -> list[int]:
@@ -118,7 +100,7 @@ class Drafts:
             self.rows += 1
             self.drafted += row.drafts
             self.accepted += row.accepted
-            self._counts[row.accepted] += 1
+            self.counts[row.accepted] += 1
         return row.accepted
 
 
