@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 MAX_ROWS: Final = 63  # of a walk; the sums of a step are at its number modulo PLACES
 PLACES: Final = MAX_ROWS + 1
 NO_BOUNDS: Final = [0, 0, 0]
-# The next rows of a member: the request and its counters after them (luck, written, cached), its blocks before the last
-# one returns, accepted drafts of this one, and whether the request leaves with it; then the counters are without it.
-Walk = tuple[Request, int, int, int, int, int, bool]
+# The next rows of a member: its number, the request and its counters after them (luck, written, cached), its blocks
+# before the last one returns, the accepted drafts of that one, and whether it leaves: then the counters are without it.
+Walk = tuple[int, Request, int, int, int, int, int, bool]
 
 
 class DraftCohort(Cohort):
@@ -159,18 +159,18 @@ class DraftCohort(Cohort):
                 limit += self.block_size
         self.drafts.count_walk(counts, sign)
         luck = request.luck if model is None else luck
-        blocks = (covered + self.ahead) // self.block_size
-        self._note_walk((request, luck, written, cached, blocks, accepted, is_last), step, sign)
+        number, blocks = self.members[request], (covered + self.ahead) // self.block_size
+        self._note_walk((number, request, luck, written, cached, blocks, accepted, is_last), step, sign)
 
     def _note_walk(self, walk: Walk, step: int, sign: int) -> None:
         """Note that a walk ends with a step, or take it back."""
-        request, place = walk[0], step & MAX_ROWS
+        request, place = walk[1], step & MAX_ROWS
         self._ends[place] += sign * walk[-1]
         if sign > 0:
             request._finish_step = step
             self._walks[place].append(walk)
         else:
-            self._walks[place] = [other for other in self._walks[place] if other[0] is not request]
+            self._walks[place] = [other for other in self._walks[place] if other[1] is not request]
 
     def gained(self, request: Request) -> int:
         """Set the counters of a member: draw its rows that have returned once more. Return 0."""
@@ -309,10 +309,9 @@ class DraftCohort(Cohort):
 
     def _end_walks(self, step: Step, walks: list[Walk]) -> int:
         """Start the next walks of members, or remove them. Return how many were removed."""
-        left, order, tokens = 0, self.members, self.drafts.tokens
-        if len(walks) > 1:
-            walks.sort(key=lambda walk: order[walk[0]])
-        for request, luck, written, cached, blocks, accepted, is_last in walks:
+        left, tokens = 0, self.drafts.tokens
+        walks.sort()  # in the order of joining
+        for _, request, luck, written, cached, blocks, accepted, is_last in walks:
             request.luck, request._written, request._cached, request._blocks = luck, written, cached, blocks
             request._joined_step, request._finish_step = self.returned, 0
             self._settled -= 1
