@@ -53,7 +53,7 @@ class Replica:
     def is_empty(self) -> bool:
         """Whether it has no request."""
         loop = self.loop
-        return loop.server.idle() and not len(loop.inbox) and loop.held is None
+        return loop.server.idle() and not (len(loop.inbox) or loop.has_unreported) and loop.held is None
 
     def run_until(self, horizon: float) -> float:
         """Run all steps that are decided before a time. Return when something may change next; inf: at a request.
