@@ -33,12 +33,13 @@ from typing import Any, NamedTuple, Optional
 import simpy
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.config.user_code import allow_code
+from servesim.core import ClientRequest
 from servesim.costs.device_profile import load_profile
 from servesim.policies import POLICIES
 from servesim.runs.request_rows import request_row
-from servesim.runs.simulate import load_trace, simulate
+from servesim.runs.simulate import Run, load_trace, simulate
 from servesim.traces.read.formats import load
-from servesim.traces.trace import RequestTable, Trace, gc_disabled
+from servesim.traces.trace import RequestTable, Trace, gc_disabled, table_of
 from servesim.version import is_compiled
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -73,7 +74,7 @@ ON_ASCEND = ("vllm-ascend-batch-jobs", *(name for name in POLICY_VARIANTS if nam
 SLOW_POLICY_TARGETS = dict.fromkeys(ON_ASCEND, 0.18)
 TEN_TIMES_TARGET = CACHE_TARGET = DRAFTS_TARGET = 1.3  # times the time
 MOONCAKE_TARGET = 3.0
-REPLICAS, FLEET_TARGET = 16, 1.2  # times the time of one replica with its share, per replica
+REPLICAS, FLEET_TARGET = 16, 1.2  # times the time of servers with the shares of the replicas
 PARTS = ("first", "plain", "policies", "user", "tokens", "cache", "drafts", "fleet")
 MEMORY_TARGET = 1e9  # bytes
 
@@ -277,28 +278,32 @@ def time_drafts(trace: Trace) -> None:
 
 
 def time_fleet() -> None:
-    """Time 100,000 requests over 16 replicas, and print the ratio to 16 times one replica with its share."""
+    """Time 100,000 requests over 16 replicas, and print the ratio to the sum of 16 servers with the same shares."""
     lengths = {"kind": "lognormal", "prompt": {"mean": 300, "sd": 300}, "output": {"mean": 150, "sd": 100}}
+    workload = {"requests": 100_000, "arrivals": {"kind": "poisson", "rate": 6.0 * REPLICAS}, "lengths": lengths}
+    tree = {"policy": policy_settings("vllm-v1"), "profile": COST, "workload": workload,
+            "engine": {"num_blocks": 7424, "block_size": 16, "max_model_len": 4096}}  # fmt: skip
+    alone = scenario_from(tree)
+    trace = load_trace(alone)
 
-    def timed(requests: int, rate: float, cluster: Optional[dict[str, Any]]) -> float:
-        workload = {"requests": requests, "arrivals": {"kind": "poisson", "rate": rate}, "lengths": lengths}
-        tree = {"policy": policy_settings("vllm-v1"), "profile": COST, "workload": workload, "cluster": cluster,
-                "engine": {"num_blocks": 7424, "block_size": 16, "max_model_len": 4096}}  # fmt: skip
-        scenario = scenario_from(tree)
-        trace = load_trace(scenario)
-        times = []
-        for _ in range(3):
-            start = time.process_time()
-            simulate(scenario, trace)
-            times.append(time.process_time() - start)
-        return min(times)
+    def timed(scenario: Scenario, requests: Trace) -> tuple[float, Run]:
+        start = time.process_time()
+        run = simulate(scenario, requests)
+        return time.process_time() - start, run
 
-    share = REPLICAS * timed(100_000 // REPLICAS, 6.0, None)
     for router in ("round-robin", "random", "least-requests", "vllm-dp"):
-        seconds = timed(100_000, 6.0 * REPLICAS, {"replicas": REPLICAS, "router": router})
+        fleet = scenario_from({**tree, "cluster": {"replicas": REPLICAS, "router": router}})
+        shares: list[list[ClientRequest]] = [[] for _ in range(REPLICAS)]
+        replicas = timed(fleet, trace)[1].replicas
+        assert replicas is not None
+        for request in trace.requests:
+            shares[replicas.replica_of[request.id]].append(request)
+        parts = [Trace(table_of(share), trace.source, trace.format) for share in shares]
+        pairs = [(timed(fleet, trace)[0], sum(timed(alone, part)[0] for part in parts)) for _ in range(3)]
+        seconds, share = min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)
         limit = target(FLEET_TARGET) if router in ("round-robin", "random") else math.inf
-        ratio = seconds / share
-        print(f"{f'16 replicas, {router}':<28} {seconds:7.3f} s {ratio:7.2f} times 16 shares{judge(ratio, limit, '')}")
+        text = f"{seconds / share:7.2f} times 16 shares{judge(seconds / share, limit, '')}"
+        print(f"{f'16 replicas, {router}':<28} {seconds:7.3f} s {text}", flush=True)
 
 
 def time_million(folder: str, plain: bool) -> None:

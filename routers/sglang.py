@@ -13,7 +13,7 @@ from typing import Any, Literal, Optional
 from servesim.core.native import mypyc_attr
 
 from .blake3 import blake3
-from .router import Asked, Fleet, Memory, OwnChoices, OwnCounts, least
+from .router import Asked, Fleet, Memory, OwnChoices, OwnCounts, fewest, least
 from .simple import RandomReplica, RoundRobin, Sticky
 from .text_owners import TextOwners
 
@@ -52,7 +52,7 @@ class SglangCacheAware(OwnCounts):
     def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
         owner = self.owner(request, fleet)
         if owner is None:
-            return least(fleet.memory.in_flight, in_order(self.order, fleet))[:1]
+            return fewest(fleet.memory.in_flight, in_order(self.order, fleet))[:1]
         return [owner] if owner in fleet.present else in_order(self.order, fleet)[:1]
 
     def owner(self, request: Asked, fleet: Fleet) -> Optional[int]:
@@ -109,7 +109,7 @@ class SglangManual(Sticky):
         if request.key is None or self.assignment_mode == "random":
             return fleet.present
         if self.assignment_mode == "min_load":
-            return least(fleet.memory.in_flight, fleet.present)
+            return fewest(fleet.memory.in_flight, fleet.present)
         keys = [0] * len(fleet.memory.in_flight)
         for replica in fleet.memory.replica_of.values():
             keys[replica] += 1

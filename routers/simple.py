@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 from servesim.core.native import mypyc_attr
 
-from .router import Asked, Fleet, Memory, OwnChoices, OwnCounts, least
+from .router import Asked, Fleet, Memory, OwnChoices, OwnCounts, fewest
 
 
 class TurnMemory(Memory):
@@ -29,11 +29,13 @@ class RoundRobin(OwnChoices):
         return TurnMemory(replicas)
 
     def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
-        return [fleet.present[fleet.memory.turn % len(fleet.present)]]
+        memory: TurnMemory = fleet.memory
+        return [fleet.present[memory.turn % len(fleet.present)]]
 
     def sent(self, request: Asked, replica: int, fleet: Fleet) -> None:
         super().sent(request, replica, fleet)
-        fleet.memory.turn += 1
+        memory: TurnMemory = fleet.memory
+        memory.turn += 1
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -51,7 +53,7 @@ class LeastRequests(OwnCounts):
     """The replica with the fewest unanswered requests of this router; ties at random."""
 
     def choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
-        return least(fleet.memory.in_flight, fleet.present)
+        return fewest(fleet.memory.in_flight, fleet.present)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -97,7 +99,7 @@ class Sticky(OwnCounts):
 
     def new_choices(self, request: Asked, fleet: Fleet) -> Sequence[int]:
         """Return the choices for a request without a known replica."""
-        return least(fleet.memory.in_flight, fleet.present)
+        return fewest(fleet.memory.in_flight, fleet.present)
 
     def sent(self, request: Asked, replica: int, fleet: Fleet) -> None:
         super().sent(request, replica, fleet)

@@ -64,12 +64,12 @@ class VllmDataParallel(Router):
         waiting, running = memory.waiting[engine], memory.running[engine]
         if self.version != "0.27":
             return 4 * waiting + running
-        penalty = KV_PENALTY * waiting * max(0.0, memory.kv_usage[engine] - KV_FREE)
-        return max(self.clients * memory.in_flight[engine], waiting + running) + penalty
+        load = max(self.clients * memory.in_flight[engine], waiting + running)
+        return load + KV_PENALTY * waiting * max(0.0, memory.kv_usage[engine] - KV_FREE) if waiting else load
 
     def sent(self, request: Asked, replica: int, fleet: Fleet) -> None:
         super().sent(request, replica, fleet)
-        memory = fleet.memory
+        memory: ClientMemory = fleet.memory
         memory.waiting[replica] += self.clients
         if self.version != "0.10":
             memory.start = (memory.start + 1) % len(memory.waiting)

@@ -41,7 +41,7 @@ class Fleet(Servers):
         staleness: float, transfers: Optional[Transfers] = None, decode: Optional[tuple[Router, Sequence[int]]] = None,
     ) -> None:  # fmt: skip
         super().__init__([replica.loop for replica in replicas])
-        self.replicas = replicas
+        self.replicas = list(replicas)
         self.router = router
         self.memory = router.memory(len(replicas))
         self.present = list(range(len(replicas)))
@@ -49,6 +49,8 @@ class Fleet(Servers):
         self.staleness = staleness  # seconds between two reports of the replicas; 0: they are always new
         self.replica_of: dict[Any, int] = {}  # by the id of a request
         self._ask = ask
+        self._cached = CachedTokens(self.replicas)
+        self._view = View(0.0, self.present, self.memory, self._cached)  # what a router sees at a choice
         self._asked: dict[Any, Asked] = {}  # of the requests in flight, if the router learns
         self._without_token: dict[Any, Request] = {}  # of these, if the router learns of first tokens
         self._random = Random(f"router {seed}")
@@ -202,21 +204,21 @@ class Fleet(Servers):
 
     def _choose(self, decodes: bool, request: Request, among: Optional[Sequence[int]] = None) -> int:
         """Return the replica that the router, or that of the decodes, chooses for a request, of all or of some."""
-        router, memory, present = self.router, self.memory, self.present if among is None else among
+        router, view, asked = self.router, self._view, self._ask(request)
+        view.memory, view.present = self.memory, self.present if among is None else among
         if decodes:
-            router, memory, present = self.decode_router, self.decode_memory, self.decode_replicas
-        now = max(request.sent, self._env.now)
+            router, view.memory, view.present = self.decode_router, self.decode_memory, self.decode_replicas
+        view.now = max(request.sent, self._env.now) if self._is_coupled else request.sent
+        self._cached.set_request(request)
         if router.reads_caches:
             for number, replica in enumerate(self.replicas):
-                replica.run_held(now)
+                replica.run_held(view.now)
                 self._wake(number)
-        asked = self._ask(request)
-        view = View(now, present, memory, CachedTokens(self.replicas, request))
         number = router.route(asked, view, self._random)
         if number == REFUSED:
             raise BadInput(f"cluster.router: it refuses request {request.id}; a fleet cannot simulate this")
-        if number not in present:
-            raise ValueError(f"replica {number!r}, expected one of {present}")
+        if number not in view.present:
+            raise ValueError(f"replica {number!r}, expected one of {view.present}")
         router.sent(asked, number, view)
         self.replica_of[request.id] = number
         if not self._is_static:
@@ -235,21 +237,8 @@ class Fleet(Servers):
         """Tell the router what has happened up to now: first tokens, ends, and what the replicas report."""
         if self._without_token:
             self._tell_first_tokens(now)
-        ended = self._ended
-        if ended:
-            known = [end for end in ended if end[0] <= now]
-            if len(known) > 1:
-                known.sort(key=_time_of)
-            for _, request in known:
-                asked = self._asked.pop(request.id, None)
-                if asked is None:  # its prefill failed, so it was not sent to a decode replica
-                    continue
-                number = self.replica_of[request.id]
-                router, memory = self._router_of(number)
-                router.ended(memory, asked, number)
-                self._without_token.pop(request.id, None)
-            if known:
-                ended[:] = [end for end in ended if end[0] > now]
+        if self._ended:
+            self._tell_ends(now)
         reads = self.router.reads_reports or self.decode_router.reads_reports
         if reads and now - self._reported_at >= self.staleness:
             self._reported_at = now
@@ -258,15 +247,35 @@ class Fleet(Servers):
             if self.transfers is not None:
                 self.decode_router.reported(self.decode_memory, reports)
 
+    def _tell_ends(self, now: float) -> None:
+        ended = self._ended
+        known = [end for end in ended if end[0] <= now]
+        if len(known) < len(ended):
+            ended[:] = [end for end in ended if end[0] > now]
+        else:
+            ended.clear()
+        if len(known) > 1:
+            known.sort(key=_time_of)
+        for _, request in known:
+            asked = self._asked.pop(request.id, None)
+            if asked is None:  # its prefill failed, so it was not sent to a decode replica
+                continue
+            number = self.replica_of[request.id]
+            router, memory = self._router_of(number)
+            router.ended(memory, asked, number)
+            if self._without_token:
+                self._without_token.pop(request.id, None)
+
     def _reports(self, now: float) -> list[Reported]:
         """Return what the replicas say about themselves. A request that ends with the step of now still runs."""
-        reports = [replica.report(now) for replica in self.replicas]
+        for replica in self.replicas:
+            replica.run_held(now, True)
+        ending = [0] * len(self.replicas)
         for _, request in self._ended:
-            number = self.replica_of[request.id]
-            reports[number] = reports[number]._replace(running=reports[number].running + 1)
+            ending[self.replica_of[request.id]] += 1
         for number in range(len(self.replicas)):
             self._wake(number)
-        return reports
+        return [replica.report(ending[number]) for number, replica in enumerate(self.replicas)]
 
     def _tell_first_tokens(self, now: float) -> None:
         started = [request for request in self._without_token.values() if (request.first_token or math.inf) <= now]

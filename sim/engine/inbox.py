@@ -130,10 +130,12 @@ class Inbox:
         """Start the think time of the requests that follow this one; in a fleet, tell the router."""
         if self.ended is not None:
             self.ended.append((now, ended))
-        for request in self.followers.pop(ended.id, ()):
-            request.sent = request.visible_at = request.state_since = now + max(request.think_time, self.client_delay)
-            self._release(request)
-        self._update_next_arrival()
+        if self.followers:
+            for request in self.followers.pop(ended.id, ()):
+                request.sent = request.visible_at = now + max(request.think_time, self.client_delay)
+                request.state_since = request.sent
+                self._release(request)
+            self._update_next_arrival()
 
     def _release(self, request: Request) -> None:
         request.arrival = request.sent + self._work(request)

@@ -53,7 +53,7 @@ class Replica:
     def is_empty(self) -> bool:
         """Whether it has no request."""
         loop = self.loop
-        return loop.server.idle() and not len(loop.inbox) and loop.held is None
+        return loop.server.idle() and not (len(loop.inbox) or loop.has_unreported) and loop.held is None
 
     def run_until(self, horizon: float) -> float:
         """Run all steps that are decided before a time. Return when something may change next; inf: at a request.
@@ -145,10 +145,9 @@ class Replica:
             self.run_until(now)
         loop.pauses = True
 
-    def report(self, now: float) -> Reported:
-        """Return what the replica says about itself, with the results of the step that runs now."""
-        self.run_held(now, True)
+    def report(self, ending: int) -> Reported:
+        """Return what the replica says about itself; some requests end with the step that runs now."""
         server, port, fast_forward = self.loop.server, self.loop.port, self.loop.fast_forward
         waiting = len(server.waiting) + len(server.swapped) + (0 if port is None else len(port.queue))
         blocks = server.pool.held + (0 if fast_forward is None else fast_forward.blocks_taken)
-        return Reported(waiting, len(server.running), blocks / max(1, server.pool.total))
+        return Reported(waiting, len(server.running) + ending, blocks / max(1, server.pool.total))

@@ -54,18 +54,22 @@ class SimulatedText(Asked):
 
 
 class CachedTokens:
-    """Tells how many tokens of a request each replica has in its prefix cache."""
+    """Tells how many tokens of the request that is routed now each replica has in its prefix cache."""
 
     __slots__ = ("_replicas", "_request", "_text")
 
-    def __init__(self, replicas: Sequence[Replica], request: Request) -> None:
+    def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
-        self._request = request
+        self._request: Optional[Request] = None
         self._text: Optional[Text] = None
+
+    def set_request(self, request: Request) -> None:
+        """Answer for another request from now on."""
+        self._request, self._text = request, None
 
     def __call__(self, number: int) -> int:
         request, cache = self._request, self._replicas[number].server.prefix_cache
-        if cache is None or request.content is None:
+        if cache is None or request is None or request.content is None:
             return 0
         if self._text is None:
             self._text = Text(request)

@@ -16,7 +16,7 @@ from servesim.runs.fleet import build_fleet
 from servesim.runs.simulate import Run, simulate
 from servesim.traces.trace import Trace
 
-from .test_fleet import POLICIES, make_trace, times, tree
+from .test_fleet import COST, POLICIES, make_trace, times, tree
 
 ENDS = ("finished", "lost", "refused", "unanswered")
 
@@ -70,17 +70,36 @@ def test_every_request_ends_and_no_block_is_held(
         assert not len(loop.inbox)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    cluster=clusters(), policy=st.sampled_from(POLICIES), seed=st.integers(0, 99), follow=st.sampled_from([0.0, 0.4])
-)
-def test_fast_forward_changes_no_time(
-    cluster: dict[str, Any], policy: dict[str, Any], seed: int, follow: float
-) -> None:
-    scenario, trace = scenario_from(tree(policy, cluster)), make_trace(seed, 50, 30.0, follow)
+def both(policy: dict[str, Any], cluster: dict[str, Any], front_end: dict[str, Any], trace: Trace) -> Run:
+    """Run with and without fast-forward. Return the first one; both must be equal."""
+    settings = tree(policy, cluster)
+    scenario = scenario_from({**settings, "engine": {**settings["engine"], "front_end": front_end}})
     fast, slow = (simulate(scenario, trace, fast_forward=on) for on in (True, False))
     assert times(fast) == times(slow)
     assert fast.fleet == slow.fleet
+    return fast
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    cluster=clusters(), policy=st.sampled_from(POLICIES), seed=st.integers(0, 99), follow=st.sampled_from([0.0, 0.4]),
+    front_end=st.sampled_from([{}, {"end_lag": True}, {"end_lag": True, "lag": 2}, {"seconds": 0.004}]),
+)  # fmt: skip
+def test_fast_forward_changes_no_time(
+    cluster: dict[str, Any], policy: dict[str, Any], seed: int, follow: float, front_end: dict[str, Any]
+) -> None:
+    both(policy, cluster, front_end, make_trace(seed, 50, 30.0, follow))
+
+
+def test_a_replica_that_drains_reports_its_last_end_before_it_leaves() -> None:
+    """With `end_lag`, the client sees the end when the call after the last one returns, which runs already."""
+    requests = [ClientRequest(number, 0.01, 100, 10) for number in range(2)]
+    requests += [ClientRequest(2 + number, 0.15 + 0.002 * number, 100, 10) for number in range(20)]
+    fault = {"at": 0.1, "replica": 0, "kind": "restart", "recover": 1.0}
+    trace = Trace(requests, "made", "synth")
+    done = both({"name": "sglang"}, {"replicas": 2, "faults": [fault]}, {"end_lag": True}, trace)
+    last = done.requests[0]
+    assert last.finish is not None and last.client_end == pytest.approx(last.finish + COST["decode_step"], abs=2e-4)
 
 
 def test_ends_of_steps_that_a_report_runs_release_their_followers() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
+from random import Random
 from typing import Any
 
 import pytest
 from servesim.routers import ROUTERS, Asked, Fleet, Router
+from servesim.routers.router import fewest, least, random_below
 from servesim.testing import check_router
 
 COUNT = count()
@@ -75,3 +77,11 @@ class WaitsForTokens(Router):
 def test_mistakes_are_found(kind: type[Router], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         check_router(kind())
+
+
+def test_choices_are_those_of_the_library() -> None:
+    ours, theirs, rng = Random("a"), Random("a"), Random("b")
+    for limit in [*range(1, 70), 1000]:
+        assert [random_below(ours, limit) for _ in range(5)] == [theirs.choice(range(limit)) for _ in range(5)]
+        counts = [rng.randint(0, 3) for _ in range(limit)]
+        assert fewest(counts, range(limit)) == least(counts, range(limit))
