@@ -286,6 +286,10 @@ def describe_server(live: MeasuredRun) -> Iterator[str]:
         yield f"round trip: {trip:.2f} ms, a part of every TTFT (median of small requests without a model call)"
     if counts.get("cached_tokens"):
         yield f"prompt tokens from the prefix cache of the server: {counts['cached_tokens']}"
+    if "drafted" in counts:
+        simulated = counts.get("simulated")
+        also = f"; simulated: {simulated['drafted']}, {simulated['accepted']}" if simulated else ""
+        yield f"drafted tokens of the server: {counts['drafted']}, accepted: {counts['accepted']}{also}"
     if counts.get("requests", finished) != finished:
         served = f"the server ended {counts['requests']} requests, {finished} of this run finished"
         yield f"{served}: its latencies are not compared, and its counts include all requests"
