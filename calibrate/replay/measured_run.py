@@ -17,6 +17,7 @@ from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
 from servesim.costs.model_arithmetic import known_peak, model_of, stored_peak
 from servesim.engine.build import build_server
+from servesim.engine.drafts import Drafts
 from servesim.engine.work_totals import work_from_json
 from servesim.files.step_table import ModelCall, model_call, write_calls
 from servesim.runs.run_folder import (
@@ -67,6 +68,10 @@ class MeasuredRun(Run):
         if model_of(profile) is not None or backend.get("backend") == "fake":  # a fake backend has no model
             return profile
         return {**backend, "peak": stored_peak(known_peak(backend))}
+
+    @property
+    def counted_drafts(self) -> Sequence[Drafts]:
+        return ()
 
     @property
     def limit_metrics(self) -> dict[str, Any]:

@@ -70,6 +70,11 @@ class Run:
     replicas: Optional[Replicas] = None  # in a fleet with more than one
 
     @property
+    def counted_drafts(self) -> Sequence[Drafts]:
+        """The drafts that are known of every request; none of a measured run."""
+        return self.drafts
+
+    @property
     def prompt_tokens_computed(self) -> int:
         """Computed tokens of prompts, including recomputed ones."""
         return sum(sums.prompt_tokens for sums in self.work.values())
