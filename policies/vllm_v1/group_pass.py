@@ -6,7 +6,7 @@ from typing import Optional
 
 from servesim.core import CachedPrefix, Chunk, Plan, Request, View
 
-from .group_cache import ADMIT, LEAVE, SLIDE, TAKE, Change, GroupCache
+from .group_cache import LEAVE, SLIDE, TAKE, Change, GroupCache
 from .settings import VLLMSettings
 from .speculation import Pass
 from .window_rules import Hit
@@ -68,4 +68,4 @@ class GroupPass(Pass):
 
     def admit(self, chunk: Chunk, prefix: CachedPrefix, taken: int) -> None:
         known = prefix.tokens + chunk.tokens - chunk.drafts
-        self.change(Change(ADMIT, chunk.request, known, chunk.blocks, self.hit))
+        self.change(Change(TAKE, chunk.request, known, chunk.blocks, self.hit))

@@ -23,7 +23,7 @@ from .window_rules import WindowRules
 class Unscheduled(NamedTuple):
     """What a step had given to a request before it preempts it; `Preemption.extra`. It matters for the prefix cache."""
 
-    tokens: int  # which the cache has
+    tokens: int = 0  # which the cache has
     blocks: int = 0  # that it would hold; 0: those of its tokens
     taken: int = 0  # blocks that the step had given to other requests since the last preemption
     frees_last: bool = False  # its blocks become free after those of the chunks are taken, not before
