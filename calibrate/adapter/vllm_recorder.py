@@ -85,10 +85,10 @@ class StepRecorder:
     def update_from_output(self, decision: Any, output: Any, *args: Any, **options: Any) -> Any:
         end = time.monotonic()
         line = self.unfinished.pop(id(decision), None)
+        for row in () if line is None else line.get("verified", ()):  # vLLM removes those after the end of an answer
+            row.append(max(0, len(output.sampled_token_ids[output.req_id_to_index[row[0]]]) - 1))
         outputs = super().update_from_output(decision, output, *args, **options)  # type: ignore[misc]
         if line is not None:
-            for row in line.get("verified", ()):
-                row.append(max(0, len(output.sampled_token_ids[output.req_id_to_index[row[0]]]) - 1))
             self.lines.put({**line, "end": end})
         return outputs
 

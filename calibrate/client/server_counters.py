@@ -22,6 +22,10 @@ from .protocols import key_header
 
 PREEMPTIONS = "vllm:num_preemptions_total"
 CACHED_TOKENS = "vllm:prefix_cache_hits_total"
+COUNTS = {
+    "preemptions": PREEMPTIONS, "cached_tokens": CACHED_TOKENS,
+    "drafted": "vllm:spec_decode_num_draft_tokens_total", "accepted": "vllm:spec_decode_num_accepted_tokens_total",
+}  # fmt: skip
 LATENCIES = {"mean_ttft_ms": "vllm:time_to_first_token_seconds", "mean_e2el_ms": "vllm:e2e_request_latency_seconds"}
 DRAFTS = "vllm:spec_decode_num_drafts_total"
 ACCEPTED_AT = "vllm:spec_decode_num_accepted_tokens_per_pos_total"  # with a label `position`, from 0
@@ -105,7 +109,7 @@ def counted_between(before: ServerCounts, after: ServerCounts, finished: int) ->
     if any(value < 0 for name, value in change.items() if name.endswith(("_total", "_count"))):
         return {}  # it was restarted
     counted: dict[str, Any] = {}
-    for key, name in (("preemptions", PREEMPTIONS), ("cached_tokens", CACHED_TOKENS)):
+    for key, name in COUNTS.items():
         if name in change:
             counted[key] = round(change[name])
     for key, name in LATENCIES.items():

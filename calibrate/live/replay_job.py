@@ -157,7 +157,9 @@ def warm_up(backend: Backend, args: Mapping[str, Any], requests: Sequence[Reques
     lengths = [1 + width * (index % WARM_UP_TOKENS) for index in range(len(requests))]
     for _ in range(2 if requests else 0):
         burst = [
-            Request(f"warm-up {r.id}", 0.0, r.prompt, min(length, r.output), min(length, r.limit))
+            Request(
+                f"warm-up {r.id}", 0.0, r.prompt, min(length, r.output), min(length, r.limit), acceptance=r.acceptance
+            )
             for length, r in zip(lengths, requests)
         ]
         make_prompt = prompt_maker(0, args["vocab"])

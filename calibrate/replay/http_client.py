@@ -145,6 +145,9 @@ def replay_against(
         replayed.run = run
         replayed.simulated = replace(run_data(replayed.run), name=name)
         replayed.comparison = compare(replayed.simulated, replayed.measured)
+        if "drafted" in live.extra["server"]:
+            totals = {name: sum(getattr(drafts, name) for drafts in run.drafts) for name in ("drafted", "accepted")}
+            live.extra["server"]["simulated"] = totals
         add_simulated_counts(live.extra.get("servers", []), run, target.routes)
     return replayed
 

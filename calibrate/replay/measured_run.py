@@ -17,6 +17,7 @@ from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
 from servesim.costs.model_arithmetic import known_peak, model_of, stored_peak
 from servesim.engine.build import build_server
+from servesim.engine.drafts import Drafts
 from servesim.engine.work_totals import work_from_json
 from servesim.files.step_table import ModelCall, model_call, write_calls
 from servesim.runs.run_folder import (
@@ -67,6 +68,10 @@ class MeasuredRun(Run):
         if model_of(profile) is not None or backend.get("backend") == "fake":  # a fake backend has no model
             return profile
         return {**backend, "peak": stored_peak(known_peak(backend))}
+
+    @property
+    def counted_drafts(self) -> Sequence[Drafts]:
+        return ()
 
     @property
     def limit_metrics(self) -> dict[str, Any]:
@@ -286,6 +291,10 @@ def describe_server(live: MeasuredRun) -> Iterator[str]:
         yield f"round trip: {trip:.2f} ms, a part of every TTFT (median of small requests without a model call)"
     if counts.get("cached_tokens"):
         yield f"prompt tokens from the prefix cache of the server: {counts['cached_tokens']}"
+    if "drafted" in counts:
+        simulated = counts.get("simulated")
+        also = f"; simulated: {simulated['drafted']}, {simulated['accepted']}" if simulated else ""
+        yield f"drafted tokens of the server: {counts['drafted']}, accepted: {counts['accepted']}{also}"
     if counts.get("requests", finished) != finished:
         served = f"the server ended {counts['requests']} requests, {finished} of this run finished"
         yield f"{served}: its latencies are not compared, and its counts include all requests"

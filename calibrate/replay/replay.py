@@ -29,7 +29,7 @@ from servesim.files.csv_rows import read_csv
 from servesim.runs.answers import split_answers, with_answers
 from servesim.runs.build import copy_requests
 from servesim.runs.run_folder import DECISIONS, RunData, run_data, write_decisions, write_run
-from servesim.runs.simulate import Run, load_trace, simulate
+from servesim.runs.simulate import Run, check_drafted, load_trace, simulate
 from servesim.study.sweep_file import read_experiment
 from servesim.traces.trace import Trace
 
@@ -100,6 +100,7 @@ def replay_requests(
     requests = copy_requests(load_trace(scenario).requests)
     requests.sort(key=lambda request: request.sent)
     requests = requests[:limit]
+    check_drafted(requests, scenario)
     rules = rules_of(scenario.make_policy())
     several = next((request for request in requests if request.sampling is not None), None)
     if several is not None and (rules.sequence_groups or not split):

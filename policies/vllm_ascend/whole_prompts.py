@@ -14,6 +14,7 @@ from servesim.core import (
     DECODE_UNTIL_FINISH,
     FOREVER,
     IDLE_PLAN,
+    NOT_CACHED,
     Chunk,
     Int0,
     Int1,
@@ -27,8 +28,9 @@ from servesim.core import (
 )
 from servesim.core.native import mypyc_attr
 from servesim.policies.vllm_common import priority_key
-from servesim.policies.vllm_v1.policy import DECODE_ONCE, NO_PREFIX, Budget
+from servesim.policies.vllm_v1.policy import Budget
 from servesim.policies.vllm_v1.rules import VLLMRules
+from servesim.policies.vllm_v1.speculation import DECODE_ONCE
 
 from .rules import AFTER_STEP, MindSporeRules
 from .v1 import AscendV1, with_state
@@ -85,7 +87,7 @@ class PrefillFirst(AscendV1):
         chunks: list[Chunk] = []
         ignored: list[Rejection] = []
         skipped: list[Request] = []
-        prefix, may_grow = NO_PREFIX, False
+        prefix, may_grow = NOT_CACHED, False
         if cache is not None:
             cache.start(decodes=False)
         for request in view.waiting:

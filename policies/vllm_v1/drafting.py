@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 
@@ -16,19 +17,11 @@ class Drafting(NamedTuple):
 
 
 NO_DRAFTS: Final = Drafting()
-KNOWN: Final[dict[tuple[str, int, int], Drafting]] = {}  # every decision asks for it
 
 
+@lru_cache
 def drafting_of(method: str, tokens: int, modules: int) -> Drafting:
-    """Return the numbers of a method with this number of drafts."""
-    key = method, tokens, modules
-    known = KNOWN.get(key)
-    if known is None:
-        known = KNOWN[key] = make_drafting(method, tokens, modules)
-    return known
-
-
-def make_drafting(method: str, tokens: int, modules: int) -> Drafting:
+    """Return the numbers of a method with this number of drafts. Every decision asks for them."""
     if not tokens:
         return NO_DRAFTS
     if method == "ngram":

@@ -20,9 +20,8 @@ from servesim.engine.texts import Text
 from .window_rules import Hit, Keys, WindowRules, find_hit
 
 SLIDE: Final = 0  # free what is out of the windows
-TAKE: Final = 1  # take blocks for further tokens, and name the full ones
-ADMIT: Final = 2  # the same, after the blocks of the cached tokens
-LEAVE: Final = 3  # free all blocks
+TAKE: Final = 1  # take blocks for further tokens, after those of a hit, and name the full ones
+LEAVE: Final = 2  # free all blocks
 
 
 class Change(NamedTuple):

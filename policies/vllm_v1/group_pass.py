@@ -6,7 +6,7 @@ from typing import Optional
 
 from servesim.core import CachedPrefix, Chunk, Plan, Request, View
 
-from .group_cache import ADMIT, LEAVE, SLIDE, TAKE, Change, GroupCache
+from .group_cache import LEAVE, SLIDE, TAKE, Change, GroupCache
 from .settings import VLLMSettings
 from .speculation import Pass
 from .window_rules import Hit
@@ -21,8 +21,6 @@ class GroupPass(Pass):
         self.planned: list[Change] = []
         self.changes = self.planned
         self.hit: Optional[Hit] = None  # of the waiting request that is tried
-        in_flight = policy.max_num_batched_tokens * (2 if policy.async_scheduling else 1)
-        self.caps = [cache.rules.most(kind, in_flight, self.most) for kind in cache.rules.kinds]
 
     def run(self) -> Plan:
         self.cache.start_draft()
@@ -61,13 +59,13 @@ class GroupPass(Pass):
         return CachedPrefix(hit.blocks * self.view.pool.block_size, self.cache.idle_of(request, hit), False, 0)
 
     def admission_blocks(self, request: Request, prefix: CachedPrefix, blocks: int, is_whole: bool) -> int:
-        rules, hit, need = self.cache.rules, self.hit, prefix.idle_blocks
+        hit, need = self.hit, prefix.idle_blocks
         assert hit is not None
-        for kind, cap in zip(rules.kinds, self.caps):
-            most = min(blocks, cap) if is_whole and kind.window is not None else blocks
+        for kind in self.cache.rules.kinds:
+            most = min(blocks, kind.most) if is_whole else blocks
             need += max(0, most - hit.blocks) * len(kind.groups)
         return need
 
     def admit(self, chunk: Chunk, prefix: CachedPrefix, taken: int) -> None:
         known = prefix.tokens + chunk.tokens - chunk.drafts
-        self.change(Change(ADMIT, chunk.request, known, chunk.blocks, self.hit))
+        self.change(Change(TAKE, chunk.request, known, chunk.blocks, self.hit))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from servesim.core import (
     DECODE_PAST_FINISH,
     DECODE_UNTIL_FINISH,
     IDLE_PLAN,
-    CachedPrefix,
+    NOT_CACHED,
     Chunk,
     Plan,
     Preemption,
@@ -24,10 +24,7 @@ from .group_cache import GroupDraft
 from .group_pass import GroupPass
 from .rules import Unscheduled
 from .settings import VLLMSettings
-from .speculation import decide
-
-NO_PREFIX: Final = CachedPrefix(0, 0, False, 0)
-DECODE_ONCE: Final = Plan(decode=True)
+from .speculation import DECODE_ONCE, decide, frees_last
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -138,7 +135,7 @@ class VLLMV1(VLLMSettings):
             view.pool,
             view.prefix_cache,
             (self.max_num_active_seqs or self.max_num_seqs) - len(view.running),
-            NO_PREFIX,
+            NOT_CACHED,
         )
         if cache is not None:
             cache.start(running)
@@ -209,9 +206,3 @@ class VLLMV1(VLLMSettings):
         if not preempt:
             self.admit(view, chunks, admitted, max_chunk, left)
         return Plan(preempt=preempt, chunks=chunks + admitted, state=left.state())
-
-
-def frees_last(preemption: Preemption) -> Preemption:
-    """Return a preemption whose request releases its blocks after the chunks have taken theirs."""
-    tokens = 0 if preemption.extra is None else preemption.extra.tokens
-    return preemption._replace(extra=Unscheduled(tokens, frees_last=True))

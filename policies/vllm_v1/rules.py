@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Optional
 
-from servesim.core import CacheDraft, Chunk, Plan, Policy, Preemption, Request
+from servesim.core import FOREVER, CacheDraft, Chunk, Plan, Policy, Preemption, Request
 from servesim.core.native import mypyc_attr
 from servesim.engine.caching_rules import CachingRules
 from servesim.engine.cohort import Cohort
@@ -23,7 +23,7 @@ from .window_rules import WindowRules
 class Unscheduled(NamedTuple):
     """What a step had given to a request before it preempts it; `Preemption.extra`. It matters for the prefix cache."""
 
-    tokens: int  # which the cache has
+    tokens: int = 0  # which the cache has
     blocks: int = 0  # that it would hold; 0: those of its tokens
     taken: int = 0  # blocks that the step had given to other requests since the last preemption
     frees_last: bool = False  # its blocks become free after those of the chunks are taken, not before
@@ -135,7 +135,11 @@ class VLLMRules(CachingRules):
     def make_cache(self, state: ServerState, host_blocks: int) -> tuple[Optional[KvCache], Optional[CacheDraft]]:
         if state.kv_cache_groups:
             interval = getattr(state.policy, "prefix_cache_retention_interval", 0)
-            rules = WindowRules(state.kv_cache_groups, state.pool.block_size, interval, self.drafting)
+            in_flight, longest = (self.token_budget(state.policy) or 0) * self.steps_in_flight, state.view.max_model_len
+            rules = WindowRules(
+                state.kv_cache_groups, state.pool.block_size, interval, self.drafting, in_flight, longest or FOREVER
+            )
+            state.limits.most_blocks = [kind.most for kind in rules.kinds for _ in kind.groups]
             groups = GroupCache(state.pool, rules, self.has_prefix_cache, self.counts_preempted_apart, self.appends_all)
             return groups, GroupDraft(groups)
         made = super().make_cache(state, host_blocks)

@@ -240,4 +240,5 @@ class Pass:
 
 def frees_last(preemption: Preemption) -> Preemption:
     """Return a preemption whose request releases its blocks after the chunks have taken theirs."""
-    return preemption._replace(extra=preemption.extra._replace(frees_last=True))
+    extra = Unscheduled() if preemption.extra is None else preemption.extra
+    return preemption._replace(extra=extra._replace(frees_last=True))

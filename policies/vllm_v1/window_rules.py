@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple, Optional
 
+from servesim.core import FOREVER
 from servesim.engine.texts import Text
 
 from .drafting import Drafting
@@ -16,14 +17,16 @@ from .drafting import Drafting
 class Kind:
     """The groups with the same window."""
 
-    __slots__ = ("groups", "in_row", "reach", "window")
+    __slots__ = ("groups", "in_row", "most", "reach", "window")
 
-    def __init__(self, window: Optional[int], size: int, drafting: Drafting) -> None:
+    def __init__(self, window: Optional[int], size: int, drafting: Drafting, in_flight: int, longest: int) -> None:
         self.window = window  # tokens; None: full attention
         self.groups: list[int] = []
         # tokens before the next one that stay; the drafters of several modules compute some of them again
         self.reach = 0 if window is None else window - 1 + max(0, drafting.prefill_lookahead - 1)
         self.in_row = 0 if window is None else -(-(window - 1) // size)  # that a hit needs, one after another
+        # that a request holds in a group, with this number of tokens in flight
+        self.most = FOREVER if window is None else -(-min(self.reach + in_flight, longest) // size) + 1
 
 
 class Hit(NamedTuple):
@@ -38,8 +41,9 @@ class WindowRules:
     """The groups of one server."""
 
     def __init__(
-        self, windows: Sequence[Optional[int]], block_size: int, interval: Optional[int], drafting: Drafting
-    ) -> None:
+        self, windows: Sequence[Optional[int]], block_size: int, interval: Optional[int], drafting: Drafting,
+        in_flight: int, longest: int,
+    ) -> None:  # fmt: skip
         self.windows, self.block_size = windows, block_size
         self.drops = drafting.drops_last_hit
         self.unnamed = max(0, drafting.prefill_lookahead - 1)  # tokens at the end whose block gets no name
@@ -47,7 +51,7 @@ class WindowRules:
         for group, window in enumerate(windows):
             kind = next((kind for kind in self.kinds if kind.window == window), None)
             if kind is None:
-                kind = Kind(window, block_size, drafting)
+                kind = Kind(window, block_size, drafting, in_flight, longest)
                 self.kinds.insert(0 if window is None else len(self.kinds), kind)
             kind.groups.append(group)
         self.sliding = [kind for kind in self.kinds if kind.window is not None]
@@ -56,10 +60,6 @@ class WindowRules:
     def out(self, kind: Kind, tokens: int) -> int:
         """Return how many blocks are out of the window of the token after these."""
         return 0 if kind.window is None else max(0, (tokens - kind.reach) // self.block_size)
-
-    def most(self, kind: Kind, in_flight: int, max_model_len: int) -> int:
-        """Return the most blocks that a request holds in a group, with this number of tokens in flight."""
-        return -(-min(kind.reach + in_flight, max_model_len) // self.block_size) + 1
 
     def ends(self, prompt: int, junction: int) -> list[int]:
         """Return the blocks before which a window keeps names: where a later request can go on."""

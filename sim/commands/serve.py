@@ -118,6 +118,8 @@ def replicas_of(args: argparse.Namespace) -> list[tuple[Scenario, dict[str, Any]
     servers: list[tuple[Scenario, dict[str, Any]]] = []
     for pool in cluster.all_pools:
         own, chosen = scenario_of_pool(scenario, pool), override({}, args.option)
+        if args.backend == "fake" and own.drafts is not None and own.drafts.acceptance == "column":
+            raise BadInput("speculative.acceptance: expected a rate or a list of rates, requests of clients have none")
         if args.backend == "fake" and ("profile" in tree or pool.profile is not None):
             profile = load_profile(own.profile).for_run(own.engine.sampling)
             chosen.setdefault("cost", cost_mapping(profile.cost))

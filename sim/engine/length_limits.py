@@ -11,7 +11,7 @@ class Limits:
     """The length and memory limits of one server."""
 
     __slots__ = (
-        "_policy", "max_generate_length", "max_model_len", "max_prompt", "pool", "rejects_full_prompts",
+        "_policy", "max_generate_length", "max_model_len", "max_prompt", "most_blocks", "pool", "rejects_full_prompts",
         "rejects_oversized",
     )  # fmt: skip
 
@@ -20,6 +20,7 @@ class Limits:
         self.max_model_len = max_model_len  # most tokens of prompt + output
         self.max_generate_length: Optional[int] = None  # an output ends at this number of prompt + output tokens
         self.max_prompt: Optional[int] = None  # most tokens of a prompt
+        self.most_blocks: list[int] = []  # of a request, by KV cache group; empty: there is one group, without a limit
         self.rejects_oversized = True  # a request that can never fit
         self.rejects_full_prompts = False  # a prompt that leaves no output token
         self._policy = policy
@@ -30,6 +31,11 @@ class Limits:
             self.max_generate_length = max_generate_length
         if rejects_oversized is not None:
             self.rejects_oversized = rejects_oversized
+
+    def blocks_for(self, tokens: int) -> int:
+        """Return the KV blocks of a request with this number of tokens, in all groups."""
+        blocks = self.pool.blocks_for(tokens)
+        return sum([min(blocks, most) for most in self.most_blocks]) if self.most_blocks else blocks
 
     def most_tokens(self, request: Request) -> int:
         """Return the number of tokens at which a limit, not a stop token, ends a request."""
@@ -59,7 +65,7 @@ class Limits:
         if most < 0:
             return f"prompt of {prompt} tokens, which the engine does not accept"
         limit = max(1, min(request.limit, most))
-        need = self.pool.blocks_for(prompt + limit - 1)
+        need = self.blocks_for(prompt + limit - 1)
         if need > self.pool.total:
             return f"needs {need} blocks for {prompt}+{limit} tokens, the pool has {self.pool.total}"
         return None

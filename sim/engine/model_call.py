@@ -283,15 +283,20 @@ def _deliver_chunks(server: Server, step: Step, now: float, seconds: float) -> N
         if request.status != "running":  # preempted meanwhile: its prompt was computed until now
             request.state_since = now
     for request in step.sampled:
-        if request.first_token is None:
-            request.first_token = now
-        else:
-            assert request.last_token is not None
-            server.token_gaps.add(now - request.last_token, 1)
-        request.last_token = now
+        _note_token(server, request, now)
         request._in_flight -= 1
         request._joined_busy_s = server.cohort.busy
     server.tokens_generated += len(step.sampled)
+
+
+def _note_token(server: Server, request: Request, now: float) -> None:
+    """Note that a request gets its next tokens."""
+    if request.first_token is None:
+        request.first_token = now
+    else:
+        assert request.last_token is not None
+        server.token_gaps.add(now - request.last_token, 1)
+    request.last_token = now
 
 
 def _has_rows(server: Server, step: Step) -> bool:
@@ -337,12 +342,8 @@ def _deliver_row(server: Server, cohort: DraftCohort, step: Step, row: Verified,
         tokens -= excess
         request._written -= excess
         drafts.lost += accepted - min(tokens, accepted)
-    if request.first_token is None:
-        request.first_token = now
-    else:
-        assert request.last_token is not None
-        server.token_gaps.add(now - request.last_token, 1)
-    request.last_token = now
+    drafts.count_alone(row, tokens)
+    _note_token(server, request, now)
     if row.decodes:
         request.decoding += now - step.start
     server.tokens_generated += tokens

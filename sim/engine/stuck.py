@@ -27,7 +27,7 @@ def describe_oversized(server: Server) -> str:
     """Return the first waiting request that needs more blocks than the engine has, as the start of a sentence."""
     pool = server.pool
     for request in server.waiting:
-        need = pool.blocks_for(request.prompt + request.written)
+        need = server.limits.blocks_for(request.prompt + request.written)
         if need > pool.total:
             return f"request {request.id} needs {need} blocks, the engine has {pool.total}; "
     return ""

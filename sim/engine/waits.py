@@ -83,7 +83,7 @@ class Waits:
                 return BUDGET
             if tokens <= left:
                 return BLOCKS
-        if pool.blocks_for(tokens) > pool.free + pool.evictable - pool.total // MARGIN:
+        if state.limits.blocks_for(tokens) > pool.free + pool.evictable - pool.total // MARGIN:
             return BLOCKS
         return NOTHING if self._budget is None and not step.chunks else BUDGET
 

@@ -20,7 +20,7 @@ from servesim.runs.intervals import intervals_of
 from servesim.runs.leading import leading_metrics
 from servesim.runs.metric_table import metrics_in
 from servesim.runs.metrics import time_per_token
-from servesim.runs.replicas import REPLICA, request_table
+from servesim.runs.replicas import DRAFTS, REPLICA, request_table
 from servesim.runs.request_rows import RECORDED, STATES
 from servesim.runs.run_warnings import run_notes
 from servesim.runs.simulate import Run, load_trace, simulate
@@ -130,7 +130,7 @@ def run_scenario(
 
 def result_of(run: Run, log: Optional[Sequence[Mapping[str, Any]]] = None) -> Result:
     """Return a run as frames."""
-    columns, cells = request_table(run.requests, run.replicas)
+    columns, cells = request_table(run.requests, run.replicas, run.counted_drafts)
     rows = [dict(zip(columns, row)) for row in cells]
     decisions = None if log is None else decisions_of(log)
     return Result(run.scenario.model_dump(mode="json"), run.result(), replay_requests(rows), decisions)
@@ -146,7 +146,7 @@ def result_of_data(data: RunData) -> Result:
 def replay_requests(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """Return the frame of requests; only finished requests have latencies."""
     cells = list(rows)
-    names = [*RECORDED, *([REPLICA] if cells and REPLICA in cells[0] else [])]
+    names = [*RECORDED, *(name for name in (*DRAFTS, REPLICA) if cells and name in cells[0])]
     frame = pd.DataFrame(cells, columns=names).set_index("id")
     times = frame[["first_token", "finish"]].astype(float).where(frame.outcome == "finished")
     frame["ttft"] = times.first_token - frame.arrival

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import add
 from typing import Any, Optional
 
 from servesim.core import Request
-from servesim.engine.drafts import draft_metrics
+from servesim.engine.drafts import Drafts, draft_metrics
 from servesim.engine.fleet import Fleet
 from servesim.engine.replica import Replica
 
 from .request_rows import COLUMNS as REQUEST_COLUMNS
 from .request_rows import Served, request_row, served_totals
 
-REPLICA = "replica"  # column of requests.csv
+REPLICA, DRAFTS = "replica", ("drafted", "accepted")  # columns of requests.csv that not all runs have
 SHOWN = 8  # replicas in a printed table
 COLUMNS = {  # of a printed table: the key of a row -> its head, and what a value is multiplied with
     "name": ("replica", 1), "requests": ("requests", 1), "output_throughput": ("tok/s", 1),
@@ -54,12 +56,21 @@ class Replicas:
 
 
 def request_table(
-    requests: Sequence[Request], replicas: Optional[Replicas]
+    requests: Sequence[Request], replicas: Optional[Replicas], drafts: Sequence[Drafts] = ()
 ) -> tuple[Sequence[str], Iterator[tuple[Any, ...]]]:
-    """Return the columns and the rows of requests.csv; those of a fleet have the replica."""
-    if replicas is None:
-        return REQUEST_COLUMNS, map(request_row, requests)
-    return (*REQUEST_COLUMNS, REPLICA), ((*request_row(request), replicas.name_of(request)) for request in requests)
+    """Return the columns and the rows of requests.csv: with drafts their tokens, in a fleet the replica."""
+    columns: Sequence[str] = REQUEST_COLUMNS
+    rows: Iterator[tuple[Any, ...]] = map(request_row, requests)
+    if drafts:
+        columns, rows = (*columns, *DRAFTS), map(add, rows, map(partial(draft_cells, drafts[0]), requests))
+    if replicas is not None:
+        columns, rows = (*columns, REPLICA), map(add, rows, ((replicas.name_of(request),) for request in requests))
+    return columns, rows
+
+
+def draft_cells(drafts: Drafts, request: Request) -> tuple[Optional[int], ...]:
+    """Return the drafted and accepted tokens of a request; those of one with several answers are not counted."""
+    return (None, None) if request.sampling is not None else drafts.of_request(request)
 
 
 def imbalance(loads: Sequence[float]) -> float:

@@ -34,7 +34,7 @@ from servesim.version import __version__
 
 from .metric_table import METRICS
 from .metrics import percentile, time_per_token
-from .replicas import REPLICA, request_table
+from .replicas import DRAFTS, REPLICA, request_table
 from .request_rows import RECORDED
 from .simulate import Run
 
@@ -146,6 +146,7 @@ def read_requests(path: Path) -> dict[str, dict[str, Any]]:
         row = {key: parse_cell(cells, key) for key in RECORDED}
         if REPLICA in cells.cells:
             row[REPLICA] = cells[REPLICA] or None
+        row.update({key: cells.whole(key) if cells[key] else None for key in DRAFTS if key in cells.cells})
         finished = row["outcome"] == "finished"
         needed = ("id", "arrival", "prompt", "output", *(("first_token", "finish") if finished else ()))
         missing = [key for key in needed if row[key] is None]
@@ -249,7 +250,7 @@ def latencies_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
 
 def run_data(run: Run, decisions: Optional[Sequence[Mapping[str, Any]]] = None) -> RunData:
     """Return a run of this process in the form of its folder."""
-    columns, cells = request_table(run.requests, run.replicas)
+    columns, cells = request_table(run.requests, run.replicas, run.counted_drafts)
     rows = {str(request.id): dict(zip(columns, row)) for request, row in zip(run.requests, cells)}
     return RunData(run.result(), rows, decisions, run.scenario, run.requests, getattr(run, "model_calls", ()))
 
@@ -261,7 +262,7 @@ def write_run(run: Run, folder: Union[str, Path], settings: Optional[Mapping[str
         raise BadInput(f"{folder}: expected a folder, found a file")
     with open_text(folder / REQUESTS) as file:
         writer = csv_writer(file)
-        columns, rows = request_table(run.requests, run.replicas)
+        columns, rows = request_table(run.requests, run.replicas, run.counted_drafts)
         writer.writerow(columns)
         writer.writerows(rows)
     write_json(folder / RESULT, run.result())

@@ -70,6 +70,11 @@ class Run:
     replicas: Optional[Replicas] = None  # in a fleet with more than one
 
     @property
+    def counted_drafts(self) -> Sequence[Drafts]:
+        """The drafts that are known of every request; none of a measured run."""
+        return self.drafts
+
+    @property
     def prompt_tokens_computed(self) -> int:
         """Computed tokens of prompts, including recomputed ones."""
         return sum(sums.prompt_tokens for sums in self.work.values())
@@ -199,8 +204,7 @@ def simulate(
     profile = load_profile(scenario.profile) if profile is None else profile
     trace = load_trace(scenario) if trace is None else trace
     requests = copy_requests(trace.requests)
-    if scenario.drafts is not None:
-        check_drafted(requests, scenario.drafts.acceptance == "column")
+    check_drafted(requests, scenario)
     several = has_field(trace.requests, "sampling")
     answers = split_answers(requests, rules_of(scenario.make_policy())) if several else {}
     ran, ranks = with_answers(requests, answers), scenario.engine.data_parallel_size
@@ -217,10 +221,12 @@ def simulate(
     return run_loop(servers, clocks, scenario, profile, requests, answers)
 
 
-def check_drafted(requests: Sequence[Request], needs_rates: bool) -> None:
-    """Raise BadInput if a request has no rate of acceptance but needs one, or if its model call fails."""
+def check_drafted(requests: Sequence[Request], scenario: Scenario) -> None:
+    """Raise BadInput if a request with drafts has no rate of acceptance but needs one, or if its model call fails."""
+    if scenario.drafts is None:
+        return
     for request in requests:
-        if needs_rates and request.acceptance is None:
+        if scenario.drafts.acceptance == "column" and request.acceptance is None:
             raise BadInput(f"speculative.acceptance: expected the column acceptance, request {request.id} has none")
         if request.fails_at_token is not None:
             raise BadInput(f"speculative: expected requests without fails_at_token, request {request.id} has it")

@@ -13,6 +13,7 @@ from .grid import Assignment
 from .rate_summary import RateSummary
 
 TOKENS = "speculative.tokens"
+ASYNC = "policy.async_scheduling"
 COUNTS = (1, 3, 5)  # drafts per step that are compared with none
 LOADS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.05)  # / throughput with all requests at once
 DRAFT_METRIC = "mean_e2el_ms"
@@ -27,13 +28,19 @@ def parse_drafts(text: str) -> dict[str, Any]:
         raise BadInput(f"--speculative: expected METHOD:ACCEPTANCE such as eagle:0.7, got {text!r}") from None
 
 
-def with_drafts(grids: Sequence[Mapping[str, Sequence[Any]]]) -> list[Mapping[str, Sequence[Any]]]:
-    """Return grids of settings without drafts, and with them."""
-    return [*grids, *({**grid, TOKENS: COUNTS} for grid in grids)]
+def with_drafts(grids: Sequence[Mapping[str, Sequence[Any]]], method: str) -> list[Mapping[str, Sequence[Any]]]:
+    """Return grids of settings without drafts, and with them.
+
+    N-gram drafts run without asynchronous scheduling. So do runs with 0 of them, which show what only the drafts gain.
+    """
+    drafts = {ASYNC: (False,), TOKENS: (0, *COUNTS)} if method == "ngram" else {TOKENS: COUNTS}
+    return [*grids, *({**grid, **drafts} for grid in grids)]
 
 
-def without_drafts(assignment: Assignment) -> Assignment:
-    return {key: value for key, value in assignment.items() if key != TOKENS}
+def without_drafts(best: Assignment, drafted: Assignment) -> Assignment:
+    """Return the best settings without drafts, with the scheduling of those that have them."""
+    scheduling = {key: value for key, value in drafted.items() if key == ASYNC}
+    return {key: value for key, value in best.items() if key != TOKENS} | scheduling
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,9 @@ class Question:
     @property
     def grids(self) -> Sequence[Mapping[str, Sequence[Any]]]:
         """The settings that are tried."""
-        return with_drafts(self.tuning.grids) if "speculative" in self.keys else self.tuning.grids
+        if "speculative" not in self.keys:
+            return self.tuning.grids
+        return with_drafts(self.tuning.grids, self.keys["speculative"]["method"])
 
     def sweep_keys(self, grids: Sequence[Mapping[str, Sequence[Any]]]) -> Tree:
         """Return the keys of a sweep of some settings; the baseline has the defaults."""
@@ -190,11 +192,12 @@ class Search:
 
     def drafts(self, summary: Summary, best: Row, rate: float) -> Optional[DraftLoads]:
         """Return what drafts change at several loads: as many as recommended, or else the best number."""
-        drafted = [row for row in summary.rows if TOKENS in row.assignment]
+        drafted = [row for row in summary.rows if row.assignment.get(TOKENS)]
         if not drafted:
             return None
-        first = best if TOKENS in best.assignment else drafted[0]
-        tokens, base = first.assignment[TOKENS], apply_assignment(self.question.base, without_drafts(best.assignment))
+        first = best if best in drafted else drafted[0]
+        tokens, settings = first.assignment[TOKENS], without_drafts(best.assignment, first.assignment)
+        base = apply_assignment(self.question.base, settings)
         keys = {"params": {TOKENS: [tokens]}, "objectives": [DRAFT_METRIC], "rates": self.rates(best, rate, LOADS)}
         loads = self.run("drafts", keys, base)
         assert isinstance(loads, RateSummary)
@@ -242,7 +245,7 @@ def recommend(question: Question, folder: Path, executor: Executor, progress: Pr
     search = Search(question, folder, executor, progress)
     summary = search.run("sweep", question.sweep_keys(question.grids))
     assert isinstance(summary, Summary)
-    rate, best, curves, more = summary.experiment.own_rate(0), summary.rows[0], [], None
+    rate, best, curves, more = summary.experiment.own_rate(0), first_choice(summary), [], None
     if question.constraints:
         tried = [best] if best.eligible else [*summary.rows[:CANDIDATES], summary.baseline]
         curves = search.capacities("capacity", tried, rate)
@@ -262,6 +265,19 @@ def recommend(question: Question, folder: Path, executor: Executor, progress: Pr
         question, rate, best, summary.baseline, best_load, defaults_load, more is not None, chosen, profile, limit,
         limit_rate, fleet, search.drafts(summary, best, rate),
     )  # fmt: skip
+
+
+def first_choice(summary: Summary) -> Row:
+    """Return the winner; if it has drafts that gain nothing, the winner of those that are not about drafts."""
+    best = summary.rows[0]
+    undrafted = [row for row in summary.rows if not row.assignment.get(TOKENS)]
+    tied = best in undrafted or any(row.eligible and summary.relate(row, best, 0).tied for row in undrafted)
+    if TOKENS not in best.assignment or not tied:
+        return best
+    plain = {row.config: row for row in undrafted if TOKENS not in row.assignment}
+    runs = {(row.config, run["replication"]): run for row in plain.values() for run in row.runs}
+    other = Summary(summary.experiment, runs).rows[0]
+    return plain[other.config] if other.eligible else best
 
 
 def as_grid(row: Row) -> dict[str, list[Any]]:

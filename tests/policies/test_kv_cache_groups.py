@@ -6,7 +6,7 @@ import random
 from typing import Any, Optional
 
 import pytest
-from servesim.core import Plan, Policy, Request, View
+from servesim.core import Plan, Policy, Request, Stuck, View
 from servesim.core.content import content_of_pieces
 from servesim.costs.linear import LinearCost
 from servesim.engine.inbox import Inbox
@@ -94,6 +94,32 @@ def test_with_a_step_in_flight_the_window_is_freed_one_step_later() -> None:
     fields = {"max_num_batched_tokens": 512, "async_scheduling": True}
     steps = run([None, 128], [Request("a", 0.0, 600, 5)], **fields)[1]
     assert steps[:4] == [[32, 32], [38, 38], [38, 14], [38, 9]]
+
+
+@pytest.mark.parametrize(
+    ("groups", "budget", "need"),
+    [
+        ([None], 4096, 38),
+        ([None, 128], 4096, 76),  # 600 tokens are 38 blocks in each group
+        ([128, None, 128], 64, 38 + 2 * 13),  # with chunks of 64 tokens, a window holds at most 127 + 64 tokens
+    ],
+)
+def test_a_request_needs_the_blocks_of_all_groups(groups: Groups, budget: int, need: int) -> None:
+    with pytest.raises(Stuck, match=f"request a needs {need} blocks, the engine has {need - 1}; the real engine does"):
+        run(groups, [Request("a", 0.0, 600, 5)], need - 1, max_num_batched_tokens=budget)
+    for blocks in (need - 1, need):
+        policy = VLLMV1(async_scheduling=False, max_num_batched_tokens=budget)
+        server = Server(policy, blocks, 16, max_model_len=2048, kv_cache_groups=groups)
+        server.limits.rejects_oversized = True
+        reason = server.limits.rejection_reason(Request("a", 0.0, 600, 5))
+        expected = f"needs {need} blocks for 600+5 tokens, the pool has {blocks}"
+        assert reason == (expected if blocks < need else None)
+
+
+def test_a_request_that_waits_for_blocks_of_a_second_group_lacks_blocks() -> None:
+    requests = [Request("a", 0.0, 600, 40), Request("b", 0.0, 600, 40)]
+    server, _, end = run([None, None], requests, 120, max_num_batched_tokens=600)
+    assert server.waits.metrics(end)["waiting_blocks"] > 0.4
 
 
 def texts(*pieces: list[tuple[str, int]], output: int = 60) -> list[Request]:

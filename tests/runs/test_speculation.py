@@ -17,10 +17,12 @@ from servesim.core.content import content_of_pieces
 from servesim.engine.server import Server
 from servesim.engine.step import Step
 from servesim.runs.decision_log import DecisionLog
+from servesim.runs.run_folder import read_run, write_run
 from servesim.runs.simulate import Run, simulate
 from servesim.traces.read.formats import load
 from servesim.traces.trace import Trace
 
+ONE_TOKEN = {"requests": 60, "arrivals": {"kind": "poisson", "rate": 4}, "lengths": {"prompt": 1, "output": [3, 60]}}
 COST = {"base": 0.02, "prefill_token": 1e-4, "decode_row": 1e-3}
 
 
@@ -313,3 +315,34 @@ def test_faults_of_the_real_engine_end_the_run(
     tree = {"profile": COST, "policy": {"name": "vllm-v1", "max_num_seqs": 2, **policy}, **drafts(5, 0.5, **section)}
     run = run_of(tree, Trace(requests, "test", "synth"))
     assert run.stuck is not None and reason in str(run.stuck)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize(
+    ("policy", "keys"),
+    [
+        ({}, drafts()),
+        ({"max_num_batched_tokens": 30, "max_num_seqs": 9}, drafts(3, [0.9, 0.5, 0.2])),  # some rows get fewer drafts
+        ({}, {**drafts(5, 0.8), "engine": {"num_blocks": 40, "max_model_len": 190}}),  # preemptions, and a length limit
+        ({}, {**drafts(2, 0.7), "cluster": {"replicas": 2}}),
+        ({}, drafts(2, 0.7, method="ngram", proposals=0.5)),
+        ({}, {**drafts(), "workload": ONE_TOKEN}),  # padded rows
+    ],
+)
+def test_rows_of_requests_have_their_drafts(
+    policy: dict[str, Any], keys: dict[str, Any], is_async: bool, tmp_path: Path
+) -> None:
+    if is_async and keys["speculative"].get("method") == "ngram":
+        return
+    run = run_of(scenario(60, policy={"async_scheduling": is_async, **policy}, **keys))
+    write_run(run, tmp_path)
+    rows = read_run(tmp_path).requests.values()
+    assert sum(row["drafted"] for row in rows) == sum(each.drafted for each in run.drafts) > 0
+    assert sum(row["accepted"] for row in rows) == sum(each.accepted for each in run.drafts) > 0
+    assert all(row["drafted"] >= row["accepted"] >= 0 for row in rows)
+    assert len({row["accepted"] for row in rows}) > 5
+
+
+def test_runs_without_drafts_have_no_such_columns(tmp_path: Path) -> None:
+    write_run(run_of(scenario(5)), tmp_path)
+    assert "drafted" not in next(iter(read_run(tmp_path).requests.values()))

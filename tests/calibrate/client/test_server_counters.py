@@ -78,6 +78,7 @@ def test_acceptance_of_drafts_by_position_is_that_between_two_readings() -> None
     earlier = {"vllm:spec_decode_num_drafts_total": 10.0, "vllm:inter_token_latency_seconds_count": 50.0}
     earlier["vllm:spec_decode_num_accepted_tokens_per_pos_total/0"] = 10.0
     assert speculation_between(earlier, counters) == {"tokens": 3, "acceptance": [0.7, 0.4, 0.1], "proposals": 0.8}
+    assert counted_between(earlier, counters, 0) == {"drafted": 600, "accepted": 250, "requests": 40}
     assert speculation_between(counters, counters) is None  # no drafts in between
     assert speculation_between({}, {"vllm:inter_token_latency_seconds_count": 3.0}) is None  # no speculation
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 from array import array
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Optional
 
 import pytest
@@ -16,12 +18,14 @@ from servesim.calibrate.live.live_drafts import look_up
 from servesim.calibrate.live.setup import FAKE_MODEL, DeviceSession
 from servesim.calibrate.live.token_history import PromptMaker, TokenHistory, prompt_maker
 from servesim.calibrate.replay.replay import replay_on_backend, replay_requests
+from servesim.cli import main
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput, Request
 from servesim.core.content import content_of_pieces
 from servesim.costs.device_profile import load_profile
 from servesim.costs.linear import LinearCost
 from servesim.engine.clocks import VirtualClock
+from servesim.files.write import write_yaml
 
 COST = {"base": 0.002, "prefill_token": 2e-5, "decode_row": 1e-4, "draft_token": 1e-4}
 ENGINE = {"num_blocks": 32, "block_size": 8, "host_blocks": 0, "max_model_len": 256, "reject_oversized": "always"}
@@ -187,6 +191,29 @@ def test_a_replay_on_torch_simulates_what_the_device_accepted() -> None:
     assert result["token_check"]["equal"] == 16
     for metric in ("accepted_tokens_per_step", "draft_acceptance_rate", "wasted_tokens"):
         assert result[metric] == pytest.approx(replayed.run.result()[metric]), metric
+
+
+@pytest.mark.parametrize("rates", [(0.2, 0.9), (0.2, "")])
+def test_a_rate_per_request_comes_from_the_trace_and_clients_have_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], rates: tuple[Any, Any]
+) -> None:
+    write_yaml(tmp_path / "a.yaml", {
+        "policy": {"name": "vllm-v1"}, "speculative": {"method": "ngram", "tokens": 3, "acceptance": "column"},
+        "engine": {"num_blocks": 60, "block_size": 8}, "profile": COST,
+    })  # fmt: skip
+    rows = [f"0,10,40,{rate}" for rate in rates]
+    (tmp_path / "a.csv").write_text("\n".join(["arrival_s,prompt_tokens,output_tokens,acceptance", *rows, ""]))
+    words = ["--backend", "fake", "--quiet", "--trace", str(tmp_path / "a.csv"), "-o", str(tmp_path / "out")]
+    code = main(["replay", str(tmp_path / "a.yaml"), *words])
+    if rates[1]:
+        drafts = json.loads((tmp_path / "out/live/result.json").read_text())["drafts"]["requests"]
+        assert code == 0 and len(drafts["0"]) > len(drafts["1"])
+        return
+    assert code == 2
+    assert capsys.readouterr().err.endswith("acceptance: expected the column acceptance, request 1 has none\n")
+    assert main(["serve", str(tmp_path / "a.yaml"), "--backend", "fake"]) == 2
+    expected = "speculative.acceptance: expected a rate or a list of rates, requests of clients have none"
+    assert capsys.readouterr().err == f"sim: {expected}\n"
 
 
 class Unable(FakeBackend):

@@ -59,6 +59,8 @@ class Scheduler:
 
     def update_from_output(self, decision: Any, output: Any) -> str:
         self.updated.append(decision)
+        for tokens in getattr(output, "sampled_token_ids", ()):
+            del tokens[1:]  # those after the end of an answer
         return "outputs"
 
 
@@ -158,6 +160,7 @@ def test_drafted_tokens_are_written_with_those_that_were_accepted(
     decision = scheduler.schedule()
     output = SimpleNamespace(sampled_token_ids=[[], [7, 7, 9]], req_id_to_index={"b": 0, "a": 1})
     scheduler.update_from_output(decision, output)
+    assert output.sampled_token_ids[1] == [7]
     wait_for_lines(path, 2)
     recording, (step,) = open_recording(path), read_steps(path)
     assert recording.header["speculative"] == {"method": "ngram", "num_speculative_tokens": 3}
