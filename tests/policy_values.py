@@ -46,6 +46,7 @@ VALUES: dict[str, Sequence[Any]] = {
     "enable_chunked_prefill": [False, True],
     "enable_prefix_caching": [False, True],
     "async_scheduling": [False, True],
+    "pipeline_parallel_size": [1, 2, 4],
     "prefix_cache_retention_interval": [0, None, 4, 64],
     "num_speculative_tokens": [0, 1, 3, 7],
     "speculative_method": ["ngram", "eagle", "eagle3", "mtp", "draft_model"],

@@ -100,15 +100,13 @@ class Session:
         # The rules set these two:
         self.windows: list[Optional[int]] = []  # of the KV cache groups
         self.verifies = False  # how many tokens a row gets is known when its step returns
-        self._overlaps = False
         self._requests: list[Request] = []  # by their number in the engine
         self._live: dict[Request, int] = {}  # those that are not done, as the engine knows
         self._names: dict[Hashable, int] = {}  # named texts
         self._steps = 0
         # steps whose results the engine does not have, and their rows: a request, its new tokens, its next drafts
         self._out: list[tuple[int, list[tuple[int, int, int]]]] = []
-        self._returned = 0  # steps of which the accepted drafts are known
-        self._is_idle = True  # the last plan had no model call
+        self._returned = 0  # steps that have returned
 
     def decide(self, view: View) -> Plan:
         """Return the decision of the engine as a plan."""
@@ -118,9 +116,8 @@ class Session:
                 self.policy.engine, "engine_start", flags=self.policy.all_flags(), blocks=view.pool.total,
                 block_size=view.pool.block_size, max_model_len=view.max_model_len, windows=self.windows,
             )  # fmt: skip
-            self._overlaps = self.policy.rules().steps_in_flight > 1
-        count = len(self._out) - (1 if self._overlaps and not self._is_idle else 0)
-        results, self._out = self._out[:count], self._out[count:]
+        results = [given for given in self._out if given[0] <= self._returned]
+        self._out = self._out[len(results) :]
         reply = call(
             self.policy.engine, "engine_decide", now=view.now, results=results, aborts=self._aborted(view),
             arrivals=self._arrivals(view),
@@ -131,7 +128,7 @@ class Session:
         return plan
 
     def note_results(self, rows: Sequence[Verified]) -> None:
-        """Note the accepted drafts of a step that has returned, and the drafts for the next one."""
+        """Note that a step has returned: with drafts, those that were accepted, and those for the next step."""
         self._returned += 1
         given = next(given for step, given in self._out if step == self._returned)
         given += [(self._live[row.request], 1 + row.accepted, row.request.drafts) for row in rows]
@@ -183,7 +180,6 @@ class Session:
             chunks.append(Chunk(request, tokens, blocks, cached if is_new else 0, drafts))
             if cached + tokens == request.length and not self.verifies:
                 rows.append((number, 1, 0))
-        self._is_idle = not chunks
         if chunks:
             self._steps += 1
             self._out.append((self._steps, rows))

@@ -25,7 +25,7 @@ COMPARED = ("t", "chunks", "preempted", "cached", "free", "finished")  # of a li
 SHOWN = {"chunks": "batch", "preempted": "preempted", "cached": "cached", "free": "free blocks", "finished": "finished",
          "waiting": "waiting", "running": "running"}  # fmt: skip
 PROVABLE = {"vllm-v1": "vllm"}  # policy: the engine whose rules it has
-SPECULATING, WINDOWED = 0.5, 0.4  # of the random scenarios
+SPECULATING, WINDOWED, PIPED = 0.5, 0.4, 0.5  # of the random scenarios; the last one of those without the others
 # windows of the KV cache groups; with mtp, the engine treats the group of its drafter in another way
 GROUPS: list[list[Optional[int]]] = [[128, None], [None, 64], [None, 64, 64], [None, 50, 150], [64]]
 LONGEST = 1000  # maximum tokens of prompt and output in random scenarios
@@ -46,6 +46,7 @@ class Proof:
     steps: int = 0
     equal: int = 0  # of these steps
     asynchronous: int = 0  # steps that were decided before the last one had returned
+    piped: int = 0  # steps of scenarios with pipeline parallelism
     drafted: int = 0  # steps of scenarios with speculative decoding
     windowed: int = 0  # steps of scenarios with KV cache groups
     cached: int = 0  # steps that used cached tokens
@@ -134,7 +135,7 @@ def cases(policy: Policy, name: str, seed: int, count: int) -> Iterator[tuple[st
 
 
 def add_features(rng: random.Random, tree: dict[str, Any]) -> None:
-    """Give some scenarios layers with windows, and some speculative decoding."""
+    """Give some scenarios layers with windows, some speculative decoding, and some of the others stages."""
     policy, engine = tree["policy"], tree["engine"]
     if has_windows := rng.random() < WINDOWED:
         engine["kv_cache_groups"] = groups = rng.choice(GROUPS)
@@ -144,6 +145,8 @@ def add_features(rng: random.Random, tree: dict[str, Any]) -> None:
         tree["speculative"] = drafts = random_speculation(rng, not has_windows)
         if drafts["method"] == "ngram":
             policy["async_scheduling"] = False
+    elif not has_windows and rng.random() < PIPED:
+        policy["pipeline_parallel_size"] = rng.choice([2, 3, 4])
 
 
 def random_speculation(rng: random.Random, with_mtp: bool) -> dict[str, Any]:
@@ -233,6 +236,7 @@ def compare(proof: Proof, label: str, scenario: Scenario, installed: EnginePolic
             return
         proof.equal += 1
         proof.asynchronous += getattr(policy.rules(), "steps_in_flight", 1) > 1
+        proof.piped += getattr(policy, "pipeline_parallel_size", 1) > 1
         proof.drafted += scenario.drafts is not None
         proof.windowed += scenario.engine.kv_cache_groups is not None
         proof.cached += any(tokens for _, tokens in rows[0].get("cached", ()))

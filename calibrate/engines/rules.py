@@ -33,6 +33,7 @@ class InstalledRules(EngineRules):
     def __init__(self, title: str, settings: Mapping[str, Any]) -> None:
         validated = f"it is the scheduler of the installed {title}"
         super().__init__(f"the installed {title}", validated, settings["steps_in_flight"])
+        self.stages = settings["stages"]
         self.foresees_ends = version_numbers(settings["version"]) >= FORESEES_ENDS
         self.arrival_is_send_time = True
         self.rejects_oversized = False
@@ -71,7 +72,7 @@ class InstalledRules(EngineRules):
 
     def process_results(self, state: ServerState, step: Step, finished: list[Request], now: float) -> None:
         super().process_results(state, step, finished, now)
-        if state.draft_cohort is not None and step.chunks:
+        if step.plan.chunks:
             step.plan.state.note_results(step.verified)
 
     def runs_as_decode(self, chunk: Chunk) -> bool:

@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import json
 import os
+import sys
 from concurrent.futures import Future
 from dataclasses import fields
 from typing import Any, Optional
@@ -34,12 +35,15 @@ MODEL = {  # any model with full attention: the scheduler sees only its maximum 
     "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "vocab_size": 1000,
     "hidden_act": "silu", "torch_dtype": "float32", "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+CONFIG: Any = sys.modules.get("vllm.config.vllm")  # None: an old version
+HAS_TRITON = getattr(CONFIG, "HAS_TRITON", False)  # of this machine
 NO_LIMIT = 1 << 24  # maximum length of a model without one, in tokens
 STOP = 2  # the token that ends an answer
 TEXT_TOKENS = 1 << 22  # tokens of one named text
 LIMITS = ("max_num_seqs", "max_num_batched_tokens")  # of running requests and of a step
 SPECULATION = {"num_speculative_tokens": 0, "speculative_method": "eagle", "mtp_modules": 1}  # not flags of vLLM
-DECISIVE = ("async_scheduling", "enable_prefix_caching", *SPECULATION)  # flags that matter to the loop of a run
+STAGES = "pipeline_parallel_size"
+DECISIVE = ("async_scheduling", "enable_prefix_caching", STAGES, *SPECULATION)  # flags that matter to the loop of a run
 OURS = {  # flags that the scenario sets elsewhere
     "block_size": "engine.block_size", "max_model_len": "engine.max_model_len",
     "num_gpu_blocks_override": "engine.num_blocks", "model": "no model: it is pretended",
@@ -83,7 +87,7 @@ class PretendedExecutor(Executor):  # type: ignore[misc]
 
     @property
     def max_concurrent_batches(self) -> int:  # versions before 0.14 ask the executor
-        return 2 if self.scheduler_config.async_scheduling else 1
+        return batches(self.vllm_config)
 
     @classmethod
     def supports_async_scheduling(cls) -> bool:
@@ -152,7 +156,8 @@ class VllmEngine:
             "version": vllm.__version__,
             "flags": sorted(self._names()),
             "drafts": flags.get("num_speculative_tokens", 0),
-            "steps_in_flight": 2 if config.scheduler_config.async_scheduling else 1,
+            "steps_in_flight": batches(config),
+            "stages": flags.get(STAGES, 1),
             "prefix_cache": bool(config.cache_config.enable_prefix_caching),
             **{name: flags.get(name) or getattr(config.scheduler_config, name) for name in LIMITS},
         }
@@ -192,6 +197,9 @@ class VllmEngine:
         if isinstance(flags.get("scheduler_cls"), str) and ".py:" in flags["scheduler_cls"]:
             flags["scheduler_cls"] = load_class(flags["scheduler_cls"])
         length = max_model_len or NO_LIMIT
+        # with stages, asynchronous scheduling needs the new model runner, and that needs Triton
+        if CONFIG is not None:
+            CONFIG.HAS_TRITON = HAS_TRITON or flags.get(STAGES, 1) > 1
         count, method, modules = (flags.pop(name, default) for name, default in SPECULATION.items())
         if count:  # other methods than these need a drafter; the scheduler sees only the name of the method
             kind = method if method == "ngram" else "ngram_gpu"
@@ -265,6 +273,12 @@ class VllmEngine:
         self.texts[number] = (answer, place + count, stop)
         first = TEXT_TOKENS * (answer + 1)
         return [STOP if new + 1 == stop else first + new for new in range(place, place + count)]
+
+
+def batches(config: Any) -> int:
+    """Return how many batches the engine has in flight."""
+    known: int = getattr(config, "max_concurrent_batches", 2 if config.scheduler_config.async_scheduling else 1)
+    return known
 
 
 def request_id(number: int) -> str:

@@ -84,6 +84,8 @@ class LiveDriver:
         self._checked_at = 0.0
         all_observers: list[Observer] = [self.tables, self, *observers]
         self.overlaps = server.rules.steps_in_flight > 1
+        if server.rules.stages > 1:
+            raise BadInput(f"policy: a live run has one stage, got pipeline_parallel_size {server.rules.stages}")
         check_steps_in_flight(server.rules.steps_in_flight, backend)
         if server.drafts is not None:
             if engine.get("chances") is not None:

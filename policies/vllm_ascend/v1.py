@@ -60,6 +60,10 @@ class AscendV1(VLLMV1):
             raise ValueError(
                 "async_scheduling: expected False, its rules with this scheduler are not modelled, got True"
             )
+        if self.pipeline_parallel_size > 1:
+            raise ValueError(
+                f"pipeline_parallel_size: expected 1 with this scheduler, got {self.pipeline_parallel_size}"
+            )
 
     def require_drafts(self) -> None:
         tokens = self.num_speculative_tokens

@@ -41,7 +41,7 @@ FIELDS = {
     "max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "long_prefill_token_threshold",
     "scheduler_reserve_full_isl", "watermark", "policy", "enable_prefix_caching", "version", "max_num_active_seqs",
     "long_prefill_token_threshold_adaptive", "async_scheduling", "num_speculative_tokens", "speculative_method",
-    "prefix_cache_retention_interval",
+    "prefix_cache_retention_interval", "pipeline_parallel_size",
 }  # fmt: skip
 AS_SIMULATED = "as simulated: vLLM's default is to {}; the real server may be faster with it"
 OFFLOADING = "--kv-offloading-size: vLLM copies a block to the host when it is full; simulated: when it is evicted"
@@ -81,6 +81,7 @@ def v1_flags(scenario: Scenario, policy: Any) -> dict[str, Any]:
         **(switch("async-scheduling", policy.async_scheduling) if may_be_async else {}),
         "--prefix-cache-retention-interval": None if interval == 0 else interval or "None",  # 0 is the default
         "--speculative-config": speculative_config(scenario, policy),
+        "--pipeline-parallel-size": policy.pipeline_parallel_size if policy.pipeline_parallel_size > 1 else None,
         "--data-parallel-size": engine.data_parallel_size if engine.data_parallel_size > 1 else None,
     }
 

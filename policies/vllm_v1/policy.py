@@ -22,6 +22,7 @@ from servesim.policies.vllm_common import prefilling_is_last
 
 from .group_cache import GroupDraft
 from .group_pass import GroupPass
+from .pipeline_pass import PipelinePass
 from .rules import Unscheduled
 from .settings import VLLMSettings
 from .speculation import DECODE_ONCE, decide, frees_last
@@ -65,6 +66,8 @@ class VLLMV1(VLLMSettings):
             return GroupPass(self, view, view.prefix_cache.cache).run()
         if self.num_speculative_tokens:
             return decide(self, view)
+        if self.pipeline_parallel_size > 1:
+            return PipelinePass(self, view).run()
         return self.schedule(view, self.max_num_batched_tokens)
 
     def schedule(self, view: View, budget: int) -> Plan:

@@ -35,9 +35,10 @@ class VLLMRules(CachingRules):
 
     def __init__(
         self, engine: str, validated_against: str, steps_in_flight: int, prefix_cache: bool, version: tuple[int, ...],
-        drafting: Drafting = NO_DRAFTS,
+        drafting: Drafting = NO_DRAFTS, stages: int = 1,
     ) -> None:  # fmt: skip
         super().__init__(engine, validated_against, steps_in_flight, prefix_cache)
+        self.stages = stages
         self.drafting = drafting
         self.may_have_cache_groups = type(self) is VLLMRules  # the plug-ins have schedulers of their own
         self.foresees_ends = version >= (0, 11, 1)
@@ -98,6 +99,8 @@ class VLLMRules(CachingRules):
     def process_results(self, state: ServerState, step: Step, finished: list[Request], now: float) -> None:
         if isinstance(state.prefix_cache, GroupCache) and state.flight is None:
             state.prefix_cache.newest = {}
+        if state.view.engine and self.stages > 1:
+            state.view.engine = {request for request in state.view.engine if state.newest_step_of(request) is not None}
         super().process_results(state, step, finished, now)
 
     def may_load(self, state: ServerState, request: Request, blocks: int, started: int) -> bool:
@@ -114,6 +117,8 @@ class VLLMRules(CachingRules):
     def preempt(self, state: ServerState, preemption: Preemption, now: float) -> int:
         before: Optional[Unscheduled] = preemption.extra
         preemption.request.drafts = 0
+        if self.stages > 1 and state.newest_step_of(preemption.request) is not None:
+            state.view.engine = {preemption.request, *(state.view.engine or ())}
         if isinstance(state.prefix_cache, GroupCache):  # `start_plan` has freed its blocks
             return state.preempt(preemption, now, self.drops_tokens_in_flight, blocks=preemption.request.blocks)
         if before is None and self.drafting is NO_DRAFTS:
@@ -144,7 +149,7 @@ class VLLMRules(CachingRules):
             return groups, GroupDraft(groups)
         made = super().make_cache(state, host_blocks)
         cache = made[0]
-        if self.drafting is not NO_DRAFTS and isinstance(cache, PrefixCache):
+        if isinstance(cache, PrefixCache) and (self.drafting is not NO_DRAFTS or self.stages > 1):
             cache.named, cache.tree.is_told = {}, True
             cache.drops_last = self.drafting.drops_last_hit
             cache.unnamed = max(0, self.drafting.prefill_lookahead - 1)

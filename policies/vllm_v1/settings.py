@@ -58,12 +58,14 @@ class VLLMSettings(Policy):
     speculative_method: Literal["ngram", "eagle", "eagle3", "mtp", "draft_model"] = "eagle"  # what drafts them
     mtp_modules: Int1 = 1  # of the method mtp
     async_scheduling: bool = True  # decide a step while the last one runs; default since 0.14
+    pipeline_parallel_size: Int1 = 1  # stages of the model, each of which computes a batch of its own
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_effect(self, self.policy == "fcfs" or self.order == "priority", "order: priority", "aging")
         self._require_version()
         self.require_drafts()
+        self._require_stages()
 
     def require_drafts(self) -> None:
         """Raise a ValueError if speculative decoding is not known with these fields."""
@@ -79,6 +81,17 @@ class VLLMSettings(Policy):
             )
         if self.async_scheduling and self.speculative_method == "ngram":
             raise ValueError("async_scheduling: expected False with speculative_method ngram, as in vLLM, got True")
+
+    def _require_stages(self) -> None:
+        """Raise a ValueError if pipeline parallelism is not known with these fields."""
+        stages = self.pipeline_parallel_size
+        if stages > 1 and version_number(self.version) < NEWEST:
+            raise ValueError(
+                f"pipeline_parallel_size: expected 1 with version {self.version}: its rules are known for 0.32.0 only, "
+                f"got {stages}"
+            )
+        if stages > 1 and self.num_speculative_tokens:
+            raise ValueError(f"pipeline_parallel_size: expected 1 with speculative decoding, got {stages}")
 
     def _require_version(self) -> None:
         """Raise a ValueError for an unknown version, and for settings that the version does not have."""
@@ -107,13 +120,15 @@ class VLLMSettings(Policy):
     def rules(self) -> VLLMRules:
         drafts = f", with {self.speculative_method} drafts" if self.num_speculative_tokens else ""
         known = "recordings of the real schedulers of 0.11.0, 0.14.0, 0.19.0, 0.27.0 and 0.32.0"
+        stages = self.pipeline_parallel_size
         return VLLMRules(
             f"vLLM V1 {self.version}{drafts}",
             f"{known}; of 0.32.0 with drafts" if self.num_speculative_tokens else known,
-            2 if self.async_scheduling else 1,
+            stages + 1 if self.async_scheduling else stages,
             self.enable_prefix_caching,
             version_number(self.version),
             self.drafting,
+            stages,
         )
 
     def engine_refusals(self, block_size: int, max_model_len: Optional[int]) -> list[str]:

@@ -60,6 +60,7 @@ class Pass:
         self.preempt: list[Preemption] = []
         self.prompts = set(view.prefilling) if len(view.prefilling) else NO_PROMPTS
         self.in_prompt = False  # a request that is scheduled was in the middle of its prompt
+        self.returning: AbstractSet[Request] = NO_PROMPTS  # preempted requests that a step in flight still computes
         self.changes: Optional[list[Any]] = None  # of a cache that takes the blocks itself
         self.decodes = not one_by_one and self._decode_all()
 
@@ -185,6 +186,8 @@ class Pass:
         for request in view.waiting:
             if seats <= 0 or self.room <= 0:
                 break
+            if request in self.returning:
+                continue
             prefix = self.find(request)
             cached = prefix.tokens
             missing = request.length - cached

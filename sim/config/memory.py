@@ -119,11 +119,13 @@ def model_memory(model: Union[str, ModelSizes, None], profile: Any) -> ModelMemo
 
 def kv_bytes(model: Union[str, ModelSizes, None], profile: Any) -> int:
     """Return the bytes of the KV of one token, on all devices of a replica."""
-    degree = int(about_profile(profile).get("tensor_parallel") or 1) if model is None else 1
-    try:
-        return degree * model_memory(model, profile).per_token
-    except BadInput:
-        raise BadInput("cluster.transfer.token_bytes: expected bytes, the profile names no model") from None
+    if model is not None:
+        return model_memory(model, profile).per_token
+    about = about_profile(profile)
+    memory = memory_of_profile({**about, "pipeline_parallel": 1})
+    if memory is None:
+        raise BadInput("cluster.transfer.token_bytes: expected bytes, the profile names no model")
+    return int(about.get("tensor_parallel") or 1) * memory.per_token
 
 
 def model_layers(model: Union[str, ModelSizes, None], profile: Any) -> int:

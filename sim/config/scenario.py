@@ -27,6 +27,7 @@ from .layers import Tree, as_section, merge
 from .memory import DeviceMemory, ModelKey, about_profile, blocks_of, groups_of_model, host_copy_times
 from .registry import ENGINE
 from .speculative import Speculative, policy_that_drafts, require_known_groups
+from .stages import STAGES, require_known_stages, with_stages
 from .user_code import code_access, names_file
 
 CLIENT_DELAY_S = 3e-4  # measured: 0.06 ms with one, 0.28 ms with eight open streams; the rest is the front end
@@ -295,9 +296,13 @@ def scenario_from(tree: Mapping[str, Any], where: str = "scenario") -> Scenario:
         raise BadInput(f"{where}: expected one of trace and workload, got both")
     try:
         if scenario.policy_is_loadable:
+            policy_tree, profile = with_stages(scenario.policy, scenario.profile, scenario.engine.device_memory)
+            if profile is not scenario.profile or policy_tree is not scenario.policy:
+                scenario = scenario.model_copy(update={"policy": policy_tree, "profile": profile})
             policy = scenario.make_policy()
             scenario = with_groups(with_block_size(scenario, rules_of(policy).block_size), policy)
             require_known_groups(scenario.drafts, scenario.engine.kv_cache_groups)
+            require_known_stages(rules_of(policy).stages, scenario.engine)
             if scenario.engine.host_cache is not None:
                 check_host_cache(scenario, policy)
             if scenario.engine.data_parallel_size > 1 and rules_of(policy).steps_in_flight > 1:
@@ -316,9 +321,12 @@ def check_cluster(scenario: Scenario, cluster: Cluster) -> None:
         cluster.make_router()
         cluster.make_decode_router()
     for pool in cluster.all_pools:
-        engine = scenario_of_pool(scenario, pool).engine
+        server = scenario_of_pool(scenario, pool)
+        engine = server.engine
         if engine.data_parallel_size > 1:
             raise BadInput("engine.data_parallel_size: expected 1 in a cluster: its replicas are the ranks")
+        if cluster.is_apart and server.policy.get(STAGES, 1) != 1:
+            raise BadInput(f"policy.{STAGES}: expected 1 with pools of role prefill and decode")
         if cluster.is_apart and engine.kv_cache_groups not in (None, [None]):
             raise BadInput("engine.kv_cache_groups: expected [null], one group, with pools of role prefill and decode")
 

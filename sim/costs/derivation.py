@@ -16,6 +16,8 @@ attention is
 - A row has programs of the attention kernels for each layer and KV head; a mixed step has one more kernel per layer.
 - Tensor parallelism divides weights, FLOPs, KV cache and heads, and adds two all-reduces per layer: an exchange of all
   data at once, or of parts and then of their sums, whichever is faster. Each one also computes the norm after it.
+- Pipeline parallelism: the time of a step is that of the slowest stage, times the stages. Each stage has the work of a
+  server beside its kernels, and sends hidden states and residuals to the next one.
 - A probe measures kernels. A server has more work in each step, pads steps to other sizes, and compiles the kernels of
   experts when it first uses them.
 """
@@ -83,6 +85,7 @@ class Setting:
     dtype: str  # of the weights
     degree: int = 1  # tensor parallelism
     server: bool = True  # steps of a server; False: those of a probe, kernels alone
+    stages: int = 1  # pipeline parallelism
 
     @property
     def flops(self) -> float:
@@ -124,7 +127,7 @@ class Setting:
     @property
     def added(self) -> float:
         """Seconds of a step that are not those of its kernels."""
-        return SERVER_STEP if self.server else 0.0
+        return self.stages * SERVER_STEP if self.server else 0.0
 
     @property
     def layer(self) -> float:
@@ -147,10 +150,22 @@ class Setting:
         return size * self.model.weights_read(tokens) / (self.degree * self.device.bandwidth)
 
     def exchange(self, tokens: float) -> float:
-        """Return the seconds of the all-reduces of a call: two per layer."""
-        if self.degree == 1:
-            return 0.0
-        return 2 * self.model.layers * all_reduce(2 * self.model.hidden * tokens, self.degree, self.device.link)
+        """Return the seconds of the all-reduces of a call, two per layer, and of what stages send."""
+        size, seconds = 2 * self.model.hidden * tokens, 0.0
+        if self.degree > 1:
+            seconds = 2 * self.model.layers * all_reduce(size, self.degree, self.device.link)
+        if self.stages > 1:  # two tensors, of which each device sends its part
+            sent = 2 * size / self.degree / (LINK_SHARE * self.device.link / 2)
+            seconds += (self.stages - 1) * (ALL_REDUCE + sent)
+        return seconds
+
+    @property
+    def as_slowest(self) -> Setting:
+        """The same, with all stages as slow as the slowest one, which has most layers."""
+        factor = -(-self.model.layers // self.stages) * self.stages / self.model.layers
+        device = self.device
+        speeds = {name: getattr(device, name) / factor for name in ("flops", "flops_8bit", "bandwidth")}
+        return self if factor == 1 else replace(self, device=device._replace(**speeds))
 
 
 def all_reduce(size: float, degree: int, link: float) -> float:
@@ -236,7 +251,7 @@ def change_of(cost: StepCost, old: Setting, new: Setting) -> Change:
 
 def derive_cost(cost: StepCost, old: Setting, new: Setting) -> StepCost:
     """Return the cost model of a setting from that of another one."""
-    change, terms = change_of(cost, old, new), terms_of(cost)
+    change, terms = change_of(cost, old.as_slowest, new.as_slowest), terms_of(cost)
     changed = {name: change.curve(terms[name]) for name in CURVES if name in terms}
     for factor, names in SCALED.items():
         changed |= {name: terms[name] * getattr(change, factor) for name in names if terms.get(name) is not None}
@@ -281,7 +296,8 @@ def setting_of(profile: Profile) -> Setting:
     if dtype not in BYTES_PER_VALUE:
         raise BadInput(f"{name}: dtype: expected one of {', '.join(BYTES_PER_VALUE)}, got {dtype!r}")
     probed = about.get("backend") == "torch" and not profile.section("derived").get("changed")
-    return Setting(model, device, dtype, int(about.get("tensor_parallel") or 1), server=not probed)
+    stages = int(about.get("pipeline_parallel") or 1)
+    return Setting(model, device, dtype, int(about.get("tensor_parallel") or 1), server=not probed, stages=stages)
 
 
 def derive_profile(profile: Profile, new: Setting, name: str, where: str = "profile.") -> Profile:
@@ -292,8 +308,11 @@ def derive_profile(profile: Profile, new: Setting, name: str, where: str = "prof
     old = setting_of(profile)
     if new.model.heads % new.degree:
         raise BadInput(f"{where}tensor_parallel: expected a divisor of the {new.model.heads} heads, got {new.degree}")
-    if new.degree > 1 and not new.device.link:
-        raise BadInput(f"{where}tensor_parallel: expected 1: the link between {new.device.shown} is not in the table")
+    if new.stages > new.model.layers:
+        raise BadInput(f"{where}pipeline_parallel: expected at most {new.model.layers} (layers), got {new.stages}")
+    for key, devices in (("tensor_parallel", new.degree), ("pipeline_parallel", new.stages)):
+        if devices > 1 and not new.device.link:
+            raise BadInput(f"{where}{key}: expected 1: the link between {new.device.shown} is not in the table")
     changed = changes(old, new)
     new = new if changed else old
     how = ", ".join(f"other {what}" for what in changed) or "nothing changed"
@@ -310,11 +329,14 @@ def derive_profile(profile: Profile, new: Setting, name: str, where: str = "prof
         "dtype": new.dtype,
         "kv_dtype": "bfloat16" if BYTES_PER_VALUE[new.dtype] < 2 else None,
         "tensor_parallel": new.degree,
+        "pipeline_parallel": new.stages if new.stages > 1 else None,
         "device_memory": new.device.memory or None,
         "how": f"derived by arithmetic from {profile.name} ({how})",
         "derived": {"profile": profile.name, "digest": profile.digest, "changed": changed},
         "cold": {"prefill": COMPILE, "decode": 0.0} if new.model.experts else None,
-        "peak": stored_peak(Peak(new.flops, new.degree * new.device.bandwidth, new.device.source)),
+        "peak": stored_peak(
+            Peak(new.stages * new.flops, new.stages * new.degree * new.device.bandwidth, new.device.source)
+        ),
         "sampling": derived_sampling(profile, old, new),
         "uncertainty": {**spreads, "draws": draws},
     }
@@ -323,9 +345,9 @@ def derive_profile(profile: Profile, new: Setting, name: str, where: str = "prof
 
 def changes(old: Setting, new: Setting) -> list[str]:
     """Return what differs between two settings."""
-    names = ("model", "device", "precision", "tensor parallelism")
+    names = ("model", "device", "precision", "tensor parallelism", "pipeline parallelism")
     before, after = (
-        (replace(s.model, dtype=""), s.device, BYTES_PER_VALUE[s.dtype], s.degree) for s in (old, new)
+        (replace(s.model, dtype=""), s.device, BYTES_PER_VALUE[s.dtype], s.degree, s.stages) for s in (old, new)
     )  # fmt: skip
     return [name for name, first, second in zip(names, before, after) if first != second]
 

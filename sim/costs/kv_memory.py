@@ -75,18 +75,21 @@ class MemoryBudget:
 
 
 def memory_of(
-    model: Model, dtype: Optional[str] = None, kv_dtype: Optional[str] = None, degree: int = 1
+    model: Model, dtype: Optional[str] = None, kv_dtype: Optional[str] = None, degree: int = 1, stages: int = 1
 ) -> Optional[ModelMemory]:
     """Return the memory of a model on each device: its matrices, and embeddings at both ends. None: unknown data type.
 
-    Tensor parallelism divides the heads of the KV cache, as long as each device has one.
+    Tensor parallelism divides the heads of the KV cache, as long as each device has one. Pipeline parallelism divides
+    the layers; the device with most of them counts, and one end of the model has the embeddings.
     """
     size = BYTES_PER_VALUE.get(dtype or model.dtype)
     kv_size = BYTES_PER_VALUE.get(kv_dtype or dtype or model.dtype)
     if size is None or kv_size is None:
         return None
-    weights = int(size * (model.weights + model.vocab * model.hidden)) // degree
-    per_token = int(kv_size * model.kv_values) // min(degree, model.kv_heads)
+    share, embeddings = -(-model.layers // stages) / model.layers, model.vocab * model.hidden
+    values = model.weights + embeddings if stages == 1 else (model.weights - embeddings) * share + embeddings
+    weights = int(size * values) // degree
+    per_token = int(kv_size * model.kv_values * share) // min(degree, model.kv_heads)
     groups, layers = cache_groups(model.kinds)
     return ModelMemory(model.name, weights, per_token, groups, per_token * layers // model.layers)
 
@@ -96,7 +99,8 @@ def memory_of_profile(about: Mapping[str, Any]) -> Optional[ModelMemory]:
     model, kv_dtype = model_of(about), about.get("kv_dtype")
     if model is None:
         return None
-    return memory_of(model, str(about.get("dtype") or model.dtype), kv_dtype, int(about.get("tensor_parallel") or 1))
+    degree, stages = (int(about.get(key) or 1) for key in ("tensor_parallel", "pipeline_parallel"))
+    return memory_of(model, str(about.get("dtype") or model.dtype), kv_dtype, degree, stages)
 
 
 def memory_of_name(name: str) -> Optional[ModelMemory]:

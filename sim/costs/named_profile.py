@@ -26,7 +26,7 @@ from .profile import Profile
 from .public_models import find_device, find_model
 
 MEASURED, GROUPED = "h200-llama2-7b", "h200-llama3.1-8b"  # defaults of `measured`: one KV head per head, or fewer
-NAMES = ("model", "device", "tensor_parallel", "precision", "eager")
+NAMES = ("model", "device", "tensor_parallel", "pipeline_parallel", "precision", "eager")
 MAX_DEGREE = 64
 SHORT_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp8": "float8"}
 
@@ -45,6 +45,9 @@ class NamedProfile(Keys):
     model: Optional[str] = Field(None, description="public model (`sim models`), or its config.json or folder")
     device: Optional[str] = Field(None, description="device (`sim models`), such as H100 or L40S")
     tensor_parallel: Optional[Int] = Field(None, ge=1, le=MAX_DEGREE, description="devices that share the model")
+    pipeline_parallel: Optional[Int] = Field(
+        None, ge=1, le=MAX_DEGREE, description="stages of the model, each on as many devices"
+    )
     precision: Optional[Precision] = Field(None, description="precision of the weights, such as bf16 or fp8")
     front_end: Optional[Number] = Field(
         None, ge=0, le=MAX_SECONDS, description="seconds of a request outside of the steps: HTTP, tokeniser"
@@ -56,9 +59,12 @@ class NamedProfile(Keys):
     def title(self) -> str:
         """The name of the profile in results."""
         degree = None if self.tensor_parallel in (None, 1) else f"tp{self.tensor_parallel}"
+        stages = None if self.pipeline_parallel in (None, 1) else f"pp{self.pipeline_parallel}"
         eager = "eager" if self.eager else None
         model = None if self.model is None else self.model.rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
-        return "-".join(str(part) for part in (self.device, degree, model, self.precision, eager) if part).lower()
+        return "-".join(
+            str(part) for part in (self.device, degree, stages, model, self.precision, eager) if part
+        ).lower()
 
     def setting(self, old: Setting, where: str) -> Setting:
         """Return the model and the devices that are named; what is not given is as before."""
@@ -67,7 +73,8 @@ class NamedProfile(Keys):
             model = model_by_name(self.model, old.dtype, f"{where}model")
         if self.device is not None:
             device = find_device(self.device, f"{where}device")
-        return Setting(model, device, self.precision or old.dtype, self.tensor_parallel or old.degree)
+        stages = self.pipeline_parallel or old.stages
+        return Setting(model, device, self.precision or old.dtype, self.tensor_parallel or old.degree, stages=stages)
 
 
 def model_by_name(name: str, dtype: str, where: str) -> Model:

@@ -239,6 +239,7 @@ class ProfileFile(Stored):
     model: Optional[Union[str, int, float, dict[str, Any]]] = None
     derived: Optional[DerivedKeys] = None
     tensor_parallel: Optional[Whole] = None
+    pipeline_parallel: Optional[Whole] = None
     kv_dtype: Optional[str] = None  # of the KV cache, if it is not that of the weights
     device_memory: Optional[Annotated[AnyPositive, Limits(1, 1e18)]] = None  # bytes
     total_error: Optional[dict[str, Optional[StoredNumber]]] = None

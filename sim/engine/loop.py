@@ -80,7 +80,8 @@ class Loop:
         self.calls = 0  # model calls that have ended
         self._idle = True  # no model call has run since the last wait
         self._steps_without_call = 0  # steps since the last call or wait
-        self._polled: list[Step] = []  # steps without a call; observers see their end after that of the step in flight
+        # steps without a call, each after the step in flight whose end observers see before its own
+        self._polled: list[tuple[Step, Step]] = []
         self._unreported: list[Request] = []  # finished; their clients have not seen the end
         self._last_progress = 0  # the last call that generated a token
         self._tokens_generated = 0
@@ -124,6 +125,8 @@ class Loop:
             end = self.clock.finish_call(step, step.start, server.rules)
         else:
             end = self.clock.start_call(step, step.start, server.rules)
+            if server.pipeline is not None:
+                end = server.pipeline.run(step.start, end - step.start)
         self.send(step, end)
         return None
 
@@ -168,16 +171,24 @@ class Loop:
         server = self.server
         self._idle, self._steps_without_call = False, 0
         launch(server, step, end)
-        if self._depth == 1 or step.before is not None:
+        if self._depth == 1 or (step.before is not None and self._is_full(step)):
             self.receive()
         server.rules.before_decision(server, step)
+
+    def _is_full(self, step: Step) -> bool:
+        """Whether the engine has as many steps in flight as it may have; `step` is the newest."""
+        places = 1 + step.empty
+        while step.before is not None:
+            step = step.before
+            places += 1 + step.empty
+        return places >= self._depth
 
     def receive(self) -> list[Request]:
         """Wait for the oldest step in flight and record its results. Return the finished requests."""
         server, step = self.server, self.server.flight
         assert step is not None
         newest = step
-        if step.before is not None:
+        while step.before is not None:
             step = step.before
         if self.device is not None and self._depth > 1:
             self.device.collect(step)
@@ -188,9 +199,10 @@ class Loop:
         finished = deliver(server, step, now)
         self._finish(step, now, finished)
         if self._polled:
-            polled, self._polled = self._polled, []
-            for before in polled:
-                self._notify_no_call(before, before.decided)
+            polled, self._polled = self._polled, [pair for pair in self._polled if pair[0] is not step]
+            for after, before in polled:
+                if after is step:
+                    self._notify_no_call(before, before.decided)
         return finished
 
     def _deliver(self, now: float) -> list[Request]:
@@ -230,15 +242,20 @@ class Loop:
                 self.require_done()
             return time
         if not self._polls:
-            self.receive()
-            if step.has_moves or step.plan.state != state:
+            newest = server.flight
+            newest.empty += 1
+            if server.pipeline is not None and step.has_moves:
+                self._polled.append((newest, step))
+            if server.idle() or self._is_full(newest):
+                self.receive()
+            if server.pipeline is None and (step.has_moves or step.plan.state != state):
                 self._notify_no_call(step, self.now)
             return None
         wake_at = self.now + self.empty_step
         if server.idle():
             wake_at = max(wake_at, min(self.inbox.next_arrival, self.barrier))
         if self.observers and (step.has_moves or not server.idle()):
-            self._polled.append(step)
+            self._polled.append((server.flight, step))
         if server.flight.end <= wake_at:
             self.receive()
         if wake_at < math.inf:
@@ -253,9 +270,9 @@ class Loop:
         moved, more = step.has_moves or step.plan.state != state, self.expects or self.inbox.next_arrival < math.inf
         is_idle, self.sleeps = self.server.idle(), False
         polls = self._polls and (not is_idle or (step.has_moves and more))
-        if moved or polls:
+        if polls or step.has_moves or (moved and self.server.pipeline is None):  # stages change the state every time
             self._notify_no_call(step, self.now)
-        elif not self.inbox.delayed:
+        elif not moved and not self.inbox.delayed:
             return self._go_idle(step.plan, self.now)
         if polls or not moved:
             self._idle = True  # no model call blocks the front end, so the scheduler sees all requests
@@ -345,7 +362,7 @@ class Loop:
         if self.server.flight is None:
             self._notify_no_call(step, now)
         else:
-            self._polled.append(step)
+            self._polled.append((self.server.flight, step))
 
     @property
     def has_pending_followers(self) -> bool:

@@ -1,8 +1,9 @@
 """What a model call changes: one part when it is launched, at the decision, and the other when it returns.
 
-How it works. An engine has one step in flight, or two (asynchronous scheduling). As soon as fewer are out, the next one
-is decided; otherwise the loop waits for the oldest. With one step, every decision follows the results of the last step.
-With two, a step is decided when the step before it starts on the device, and from idle two steps are decided at once.
+How it works. An engine has one step in flight, two (asynchronous scheduling) or more (pipeline parallelism). As soon as
+fewer are out, the next one is decided; otherwise the loop waits for the oldest. With one step, every decision follows
+the results of the last step. With two, a step is decided when the step before it starts on the device, and from idle
+two steps are decided at once. With more, requests have rows of their own (`Step.verified`), because not all decode.
 
 `launch`: cached tokens, the place of the sampled token, and the queues. With two steps in flight, the next decision
 plans a decode of a token whose value is not known yet. A request whose last token by a length limit is in flight may be
@@ -219,11 +220,14 @@ def run_on(server: Server, step: Step, further: int, start: float, end: float) -
 
 def deliver(server: Server, step: Step, now: float) -> list[Request]:
     """Record the results of the oldest step, which has returned, and return the finished requests."""
-    if server.flight is step:
+    newer = server.flight
+    if newer is step:
         server.flight = None
-    elif server.flight is not None:
-        server.flight.before = None
-    seconds = now - step.start
+    elif newer is not None:
+        while newer.before is not None and newer.before is not step:
+            newer = newer.before
+        newer.before = None
+    seconds = now - step.start if server.pipeline is None else server.pipeline.busy(step, now)
     if step.decode_rows:
         if server.draft_cohort is None:
             server.cohort.in_flight -= 1
@@ -249,7 +253,7 @@ def deliver(server: Server, step: Step, now: float) -> list[Request]:
         for request in step.paused:
             request._joined_busy_s = server.cohort.busy
     if server.draft_cohort is not None and _has_rows(server, step):
-        _deliver_verified(server, server.draft_cohort, step, now)
+        _deliver_verified(server, server.draft_cohort, step, now, seconds)
     finished = _finished(server, step) if step.ends or step.fails else NO_REQUESTS
     server.rules.process_results(server, step, finished, now)
     return finished
@@ -279,7 +283,11 @@ def _deliver_chunks(server: Server, step: Step, now: float, seconds: float) -> N
         request = chunk.request
         if request.status == "done" or request in decoding:  # aborted or failed meanwhile, or not a prompt
             continue
-        request.prefilling += seconds
+        if server.pipeline is None:
+            request.prefilling += seconds
+        else:  # the step before may have had a chunk of it, too
+            request.prefilling += max(0.0, now - max(step.start, request.state_since))
+            request.state_since = now
         if request.status != "running":  # preempted meanwhile: its prompt was computed until now
             request.state_since = now
     for request in step.sampled:
@@ -307,10 +315,10 @@ def _has_rows(server: Server, step: Step) -> bool:
     return server.overlaps and cache is not None and cache.shares
 
 
-def _deliver_verified(server: Server, cohort: DraftCohort, step: Step, now: float) -> None:
+def _deliver_verified(server: Server, cohort: DraftCohort, step: Step, now: float, seconds: float) -> None:
     """Record the tokens of rows of their own with drafts: the accepted ones and one more. Some requests join."""
     if step.decode_chunks and not step.decode_rows:
-        cohort.busy += now - step.start
+        cohort.busy += seconds
     for row in step.verified:
         _deliver_row(server, cohort, step, row, now)
     cache, newest = server.prefix_cache, server.flight

@@ -14,7 +14,10 @@ from .step import Step
 
 def start_step(server: Server, plan: Plan, now: float) -> Step:
     """Move requests, allocate blocks, and return the step."""
-    step = Step(plan, now, now if server.flight is None else max(now, server.flight.end))
+    flight, start = server.flight, now
+    if flight is not None:
+        start = max(now, flight.end) if server.pipeline is None else server.pipeline.start(plan, flight, now)
+    step = Step(plan, now, start)
     cache, rules = server.prefix_cache, server.rules
     rules.start_plan(server, plan)
     if cache is not None and cache.lookups:

@@ -30,7 +30,10 @@ class EngineRules:
         self.validated_against = validated_against  # what its decisions were compared with
         # 2: the next step is decided before the last one has returned (asynchronous scheduling)
         self.steps_in_flight = steps_in_flight
-        self.foresees_ends = False  # with 2: a request whose last token by a length limit is in flight runs no more
+        self.stages = 1  # of pipeline parallelism; each may have a step in flight
+        self.foresees_ends = (
+            False  # with 2 steps: a request whose last token by a length limit is in flight runs no more
+        )
         self.running_order = "admission"  # order of the running queue: admission | arrival | slot
         self.block_size = 16  # tokens per KV block, if the scenario does not say it
         self.reserved_blocks = 0  # blocks of the pool that the engine never gives to a request

@@ -8,6 +8,7 @@ from typing import Optional
 from servesim.core import FOREVER, BlockPool, Policy, Request
 
 from .groups import Group
+from .pipeline import Pipeline
 from .queues import FifoQueue, RequestQueue, SortedQueue
 from .rules import rules_of
 from .state import ServerState
@@ -33,7 +34,7 @@ class Server(ServerState):
         waiting: RequestQueue = SortedQueue(rules.waiting_key(policy)) if policy.is_sorted else FifoQueue()
         super().__init__(
             policy, BlockPool(usable, block_size, host_blocks), waiting, rules.running_order, max_model_len,
-            rules.make_cohort(block_size, len(kv_cache_groups) > 0),
+            rules.make_cohort(block_size, len(kv_cache_groups) > 0 or rules.stages > 1),
         )  # fmt: skip
         self.limits.rejects_oversized = rules.rejects_oversized
         self.limits.rejects_full_prompts, self.limits.max_prompt = rules.rejects_full_prompts, rules.max_prompt
@@ -41,8 +42,9 @@ class Server(ServerState):
         self.prefix_cache, self.view.prefix_cache = rules.make_cache(self, host_cache_blocks)
         self.waits = Waits(rules.slots(policy), rules.token_budget(policy))
         depth = rules.steps_in_flight
-        assert depth in (1, 2), f"expected 1 or 2 steps in flight, got {depth}"
+        assert depth in (1, 2) or rules.stages > 1, f"expected 1 or 2 steps in flight, got {depth}"
         assert depth == 1 or not rules.sequence_groups, "steps in flight need one sequence per request"
+        self.pipeline = Pipeline(rules.stages) if rules.stages > 1 else None
         self.overlaps = depth > 1
         self.foresees_ends = self.overlaps and rules.foresees_ends
         self.ends_in_batch_order = self.overlaps or self.prefix_cache is not None or self.drafts is not None

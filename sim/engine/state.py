@@ -155,8 +155,8 @@ class ServerState:
         else:
             self.swapped.remove(request)
         if request._cached:  # otherwise it has not run yet, and its queueing time continues
-            flight = self.flight
-            request.state_since = flight.end if flight is not None and flight.computes(request) else now
+            flight = self.newest_step_of(request)
+            request.state_since = now if flight is None else flight.end
         if mode == "keep":
             self._requeue(request, "swapped")
             return 0
@@ -232,12 +232,22 @@ class ServerState:
         """Throw away the token of a request whose step has not returned."""
         if self.draft_cohort is not None and request._cohort is not None:
             self.draft_cohort.leave(request)
-        if self.flight is not None and request.in_flight:
-            if request in self.flight.left:  # its steps before have returned
+        step = self.flight
+        if step is not None and step.before is not None:  # with pipeline parallelism
+            step = self.newest_step_of(request)
+        if step is not None and request.in_flight:
+            if request in step.left:  # its steps before have returned
                 request.decoding += self.cohort.busy - request._joined_busy_s
-            dropped = self.flight.drop(request)
+            dropped = step.drop(request)
             if self.drafts is not None:
                 self.drafts.lost += dropped
+
+    def newest_step_of(self, request: Request) -> Optional[Step]:
+        """Return the newest step in flight that computes a request that has left the cohort, or None."""
+        step = self.flight
+        while step is not None and not step.computes(request):
+            step = step.before
+        return step
 
     def take_out(self, request: Request, stays: bool = False) -> None:
         """Remove a request from its queue for good, unless it stays. It runs no more and loses its token in flight."""

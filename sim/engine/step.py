@@ -34,8 +34,8 @@ class Step:
 
     __slots__ = (
         "admitted", "before", "chunks", "context", "copied_blocks", "decided", "decode_chunks", "decode_rows", "drafts",
-        "end", "ends", "fails", "first_end", "has_moves", "hold", "joined", "left", "longest", "paused", "plan",
-        "preempted", "requests", "rows", "sampled", "shared_copies", "start", "steps", "verified",
+        "empty", "end", "ends", "fails", "first_end", "has_moves", "hold", "joined", "left", "longest", "paused",
+        "plan", "preempted", "requests", "rows", "sampled", "shared_copies", "start", "steps", "verified",
     )  # fmt: skip
 
     def __init__(self, plan: Plan, decided: float, start: float) -> None:
@@ -59,6 +59,7 @@ class Step:
         # What its model call returns, from its launch on (model_call.py).
         self.end = start  # when it returns
         self.before: Optional[Step] = None  # the step before it that is still in flight
+        self.empty = 0  # decisions since then without a model call: they keep their places among the steps in flight
         self.steps = 1  # equal decode steps, one after another, that it stands for; the first one ends at first_end
         self.first_end = start
         self.rows = 0  # decode rows whose token will count

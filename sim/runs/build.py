@@ -87,7 +87,8 @@ def build_simulation(
     """Return the loop of a scenario and its simulated clock. Each replica of a fleet has noise of its own."""
     policy, config = scenario.make_policy(), scenario.engine
     selected = profile.for_run(config.sampling)
-    if rules_of(policy).steps_in_flight > 1:
+    rules = rules_of(policy)
+    if rules.steps_in_flight > rules.stages:
         selected = selected.overlapped()
     cost = selected.cost_of_run(scenario.seed + replica if scenario.noise else None, warm=config.start == "warm")
     cost = add_drafter(cost, scenario, profile)

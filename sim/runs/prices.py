@@ -26,8 +26,10 @@ def price_per_second(scenario: Scenario, profile: Profile) -> Optional[float]:
         price = cluster.price_per_hour if pool.price_per_hour is None else pool.price_per_hour
         if price is None:
             return None
-        own = profile if pool.profile is None else load_profile(scenario_of_pool(scenario, pool).profile)
-        total += pool.replicas * int(own.about.get("tensor_parallel") or 1) * price / SECONDS_PER_HOUR
+        server = scenario_of_pool(scenario, pool)
+        own = profile if pool.profile is None else load_profile(server.profile)
+        devices = int(own.about.get("tensor_parallel") or 1) * int(server.policy.get("pipeline_parallel_size", 1))
+        total += pool.replicas * devices * price / SECONDS_PER_HOUR
     return total
 
 
