@@ -12,7 +12,7 @@ from servesim.engine.fleet import Fleet
 from servesim.engine.replica import Replica
 
 from .request_rows import COLUMNS as REQUEST_COLUMNS
-from .request_rows import Served, request_row, served_totals
+from .request_rows import Served, request_rows, served_totals
 
 REPLICA = "replica"  # column of requests.csv
 SHOWN = 8  # replicas in a printed table
@@ -32,9 +32,9 @@ class Replicas:
     replica_of: Mapping[Any, int]  # by the id of a request
     transfers: Mapping[str, float]  # metrics of the copies between prefill and decode replicas; empty without them
 
-    def name_of(self, request: Request) -> str:
-        """Return the replica that served a request; empty if the router did not send it."""
-        number = self.replica_of.get(request.id)
+    def name_of(self, id: Any) -> str:
+        """Return the replica that served the request with this id; empty if the router did not send it."""
+        number = self.replica_of.get(id)
         return "" if number is None else str(self.rows[number]["name"])
 
     @property
@@ -58,8 +58,8 @@ def request_table(
 ) -> tuple[Sequence[str], Iterator[tuple[Any, ...]]]:
     """Return the columns and the rows of requests.csv; those of a fleet have the replica."""
     if replicas is None:
-        return REQUEST_COLUMNS, map(request_row, requests)
-    return (*REQUEST_COLUMNS, REPLICA), ((*request_row(request), replicas.name_of(request)) for request in requests)
+        return REQUEST_COLUMNS, request_rows(requests)
+    return (*REQUEST_COLUMNS, REPLICA), ((*row, replicas.name_of(row[0])) for row in request_rows(requests))
 
 
 def imbalance(loads: Sequence[float]) -> float:
