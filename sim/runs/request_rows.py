@@ -58,9 +58,8 @@ def _plain(values: Any) -> Any:
 
 def _times(values: Array) -> list[Any]:
     """Return numbers, with None for NaN."""
-    if not np.isnan(values).any():
-        return values.tolist()
-    return [None if value != value else value for value in values.tolist()]
+    numbers: list[Any] = values.tolist()
+    return [None if value != value else value for value in numbers] if np.isnan(values).any() else numbers
 
 
 def seconds_in_states(table: RunRequests, part: slice = slice(None)) -> tuple[Array, Array, Array, Array, Array, Array]:
