@@ -21,7 +21,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 MYPY = "mypy==2.4.1"
-COMPILED = ("core/*", "engine/*", "costs/*", "policies/*", "policies/*/*", "routers/*", "runs/request_rows")
+COMPILED = ("core/*", "engine/*", "costs/*", "policies/*", "policies/*/*", "routers/*", "runs/packed_requests")
 INTERPRETED = (
     "__init__",
     "errors", "limits", "native",  # subclasses of built-in exceptions; rarely used; see its text

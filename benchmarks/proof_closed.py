@@ -86,7 +86,8 @@ def kv_figures(row: Mapping[str, str], run: ObservedRun, profile: Profile) -> di
     engine = run.scenario.engine.model_copy(update={"kv_cache_groups": [128, None]})
     done = simulate(run.scenario.model_copy(update={"engine": engine}), run.trace, profile=profile)
     result = done.result()
-    running = sum((r.finish or 0.0) - (r.scheduled or 0.0) for r in done.measures.done) / done.end
+    times = [done.measures.requests.column(name)[done.measures.done] for name in ("finish", "scheduled")]
+    running = float((times[0] - times[1]).sum()) / done.end
     mean = float(row["KV mean %"]) / float(row["running mean/max"].split("/")[0])
     return {
         "KV max %": (float(row["KV max %"]), 100 * result["peak_kv_usage"], NO_LIMITS),

@@ -36,7 +36,7 @@ from servesim.config.user_code import allow_code
 from servesim.core import ClientRequest
 from servesim.costs.device_profile import load_profile
 from servesim.policies import POLICIES
-from servesim.runs.request_rows import request_row
+from servesim.runs.request_rows import request_rows
 from servesim.runs.simulate import Run, load_trace, simulate
 from servesim.traces.read.formats import load
 from servesim.traces.trace import RequestTable, Trace, gc_disabled, table_of
@@ -118,7 +118,7 @@ class Case:
         with gc_disabled(), allow_code(trust=True):
             start = time.process_time()
             run = simulate(self.scenario, self.trace, profile=profile)
-            rows = [request_row(request) for request in run.requests]
+            rows = list(request_rows(run.requests))
             seconds = time.process_time() - start
         assert len(rows) == len(self.trace.requests)
         return seconds, run.calls

@@ -21,6 +21,7 @@ from servesim.costs.imported_tables import VidurCost
 from servesim.engine.rules import rules_of
 from servesim.policies import POLICIES
 from servesim.runs.request_rows import seconds_in_states
+from servesim.runs.run_requests import RunRequests
 from servesim.runs.simulate import Run
 from servesim.testing import TIMES
 from servesim.traces.trace import Trace, table_of
@@ -198,9 +199,9 @@ def is_same(value: Any, other: Any) -> bool:
 def wrong_states(run: Run) -> list[str]:
     """Return the requests whose seconds in their states do not add up to the time until their end."""
     wrong = []
-    for request in run.requests:
+    states = zip(*(seconds.tolist() for seconds in seconds_in_states(RunRequests.of(run.requests))))
+    for request, seconds in zip(run.requests, states):
         if request.client_end is not None and request.finish is not None:
-            seconds = seconds_in_states(request)
             lifetime = max(request.client_end, request.finish) - request.sent
             if min(seconds) < 0.0 or not math.isclose(sum(seconds), lifetime, rel_tol=1e-9, abs_tol=1e-9):
                 wrong.append(f"request {request.id}: {lifetime} s, states {seconds}")

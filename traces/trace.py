@@ -98,6 +98,13 @@ def has_field(requests: Sequence[ClientRequest], name: str) -> bool:
     return any(getattr(request, name) != DEFAULTS[name] for request in requests)
 
 
+def values_of(requests: Sequence[ClientRequest], name: str) -> Column:
+    """Return a field of all requests. Requests of a table are not created."""
+    if not isinstance(requests, RequestTable):
+        return [getattr(request, name) for request in requests]
+    return requests.column(name) if name in requests.names else [DEFAULTS[name]] * len(requests)
+
+
 def table_of(requests: Sequence[ClientRequest]) -> RequestTable:
     """Return requests as a table."""
     if isinstance(requests, RequestTable):
@@ -154,31 +161,31 @@ class Trace:
         return self.requests[-1].arrival - self.requests[0].arrival if self.requests else 0.0
 
     @property
+    def is_sorted(self) -> bool:
+        """Whether no request arrives before the one that is before it in the list."""
+        return bool((np.diff(self.arrivals) >= 0).all())
+
+    @property
     def arrivals(self) -> NDArray[np.float64]:
         """Arrival times as an array."""
-        return np.array(self._field("arrival"), dtype=np.float64)
+        return np.array(values_of(self.requests, "arrival"), dtype=np.float64)
 
     @property
     def prompts(self) -> NDArray[np.int64]:
         """Prompt lengths as an array."""
-        return np.array(self._field("prompt"), dtype=np.int64)
+        return np.array(values_of(self.requests, "prompt"), dtype=np.int64)
 
     @property
     def outputs(self) -> NDArray[np.int64]:
         """Output lengths as an array."""
-        return np.array(self._field("output"), dtype=np.int64)
+        return np.array(values_of(self.requests, "output"), dtype=np.int64)
 
     @property
     def contents(self) -> list[Content]:
         """The contents of the prompts that have one."""
         if not has_field(self.requests, "content"):
             return []
-        return [content for content in self._field("content") if content is not None]
-
-    def _field(self, name: str) -> Any:
-        if isinstance(self.requests, RequestTable):
-            return self.requests.column(name)
-        return [getattr(request, name) for request in self.requests]
+        return [content for content in values_of(self.requests, "content") if content is not None]
 
     def remarks(self) -> list[str]:
         """Return one line per skip reason and note, for the user."""

@@ -71,6 +71,7 @@ class LiveDriver:
         scheduler = make_policy(policy)
         with user_errors(scheduler):
             server = build_server(scheduler, engine)
+        server.done = []
         self.backend = backend
         self.tables = block_tables(server, engine["num_blocks"])
         self.history = make_history(self.tables, make_prompt)

@@ -196,7 +196,7 @@ class RunMonitor:
                 "waiting": len(server.waiting),
                 "running": len(server.running),
                 "swapped": len(server.swapped),
-                "done": len(server.done),
+                "done": len(server.done or ()),
                 "coming": len(live.loop.inbox),
                 "tokens_per_s": (server.tokens_generated - last_written) / max(now - last_time, 1e-9),
             }

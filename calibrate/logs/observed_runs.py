@@ -111,11 +111,10 @@ class Reported:
         values = {"ttft": metrics.ttft, "tpot": metrics.tpot_of, "e2el": metrics.e2el}[latency]
         chosen = np.ones(len(values), bool)
         if self.window is not None:
-            sent = np.array([request.sent for request in metrics.done])
-            sent = sent - min(request.sent for request in metrics.requests)
+            sent = metrics.requests.column("sent")[metrics.done] - metrics.times[0].min()
             chosen = (sent >= self.window[0]) & (sent < self.window[1])
         if latency == "tpot":
-            chosen &= np.array([request.written > 1 for request in metrics.done], bool)
+            chosen &= metrics.requests.column("written")[metrics.done] > 1
         values = values[chosen]
         if not len(values):
             return math.nan

@@ -63,8 +63,7 @@ def predict(
     scenario = run.scenario.model_copy(update={"engine": engine})
     done = simulate(scenario, run.trace, profile=Profile("fit", cost, {"front_end": front_end}))
     start = min(request.arrival for request in run.trace.requests)
-    first = np.array([request.first_token for request in done.requests], float)[run.index]
-    end = np.array([request.client_end for request in done.requests], float)[run.index]
+    first, end = (done.measures.requests.column(name)[run.index] for name in ("first_token", "client_end"))
     return Prediction(first - start, end - start, done.measures.makespan, done.measures, done.reached)
 
 

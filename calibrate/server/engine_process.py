@@ -40,7 +40,8 @@ class EngineLoop(LiveDriver):
         self.aborted: dict[Any, str] = {}  # ids to abort, with the reason
         self.messages: queue.SimpleQueue[Optional[dict[str, Any]]] = queue.SimpleQueue()
         self._connection = connection
-        self._reported = 0  # number of entries of server.done that were sent
+        self._done: list[Request] = []  # finished requests, not yet sent
+        self.loop.server.done = self._done
         self._tokens: list[list[Any]] = []  # of the last call, not yet sent
         self._cache_is_wrong = False  # whether the prefix cache has blocks that a failed call did not write
         self._preemptions = 0  # so far
@@ -169,14 +170,13 @@ class EngineLoop(LiveDriver):
     def _send_results(self) -> None:
         """Send the tokens of the last call and the finished requests."""
         tokens, self._tokens = self._tokens, []
-        server = self.loop.server
         finished = []
-        for request in server.done[self._reported :]:
+        for request in self._done:
             self.open.pop(request.id, None)
             self.prompts.pop(request, None)
             queued = None if request.scheduled is None else request.scheduled - request.arrival
             finished.append([request.id, request.outcome, request.reason, queued])
-        self._reported = len(server.done)
+        self._done.clear()
         if tokens or finished:
             self._send({"t": self.loop.now, "tokens": tokens, "finished": finished, "state": self.state()})
 
@@ -204,11 +204,8 @@ class EngineLoop(LiveDriver):
             self.stopped = True
 
     def _trim_history(self) -> None:
-        server = self.loop.server
         self.calls.clear()
-        server.done.clear()
-        self._reported = 0
-        server.token_gaps = TokenGaps()
+        self.loop.server.token_gaps = TokenGaps()
 
 
 def listen(connection: socket.socket, put: Callable[[Optional[dict[str, Any]]], None]) -> None:

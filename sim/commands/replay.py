@@ -294,6 +294,6 @@ def report(args: argparse.Namespace, done: list[ReplayedScenario]) -> int:
     checks = [r.live.token_check for r in done if r.live.token_check is not None]
     if not all(check.within(args.tolerance_tokens) for check in checks):
         return 3
-    for name in (failed := [r.name for r in done if not r.live.measures.done]):
+    for name in (failed := [r.name for r in done if not len(r.live.measures.done)]):
         print(f"sim: {name}: no request finished", file=sys.stderr)
     return 1 if failed else code

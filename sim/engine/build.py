@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional
 
 from servesim.core import BadInput, Policy, Request
@@ -38,7 +38,7 @@ def build_server(policy: Policy, engine: Mapping[str, Any]) -> Server:
 def build_loop(
     server: Server,
     engine: Mapping[str, Any],
-    requests: Sequence[Request],
+    requests: Iterable[Request],
     clock: Clock,
     observers: Sequence[Observer] = (),
     device: Optional[Device] = None,

@@ -35,6 +35,11 @@ class HeldSteps:
         raise NotImplementedError
 
     @property
+    def may_pause(self) -> bool:
+        """Whether a held plan that reaches a barrier goes on later as if there were none."""
+        raise NotImplementedError
+
+    @property
     def blocks_taken(self) -> int:
         """Blocks of the steps of a paused segment that the pool has not given yet."""
         raise NotImplementedError

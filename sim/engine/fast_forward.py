@@ -108,6 +108,11 @@ class FastForward(HeldSteps):
         self._is_paused, self.loop.held = True, step
         return True
 
+    @property
+    def may_pause(self) -> bool:
+        linear = self.cost.linear_in_context(1, 1) is not None
+        return linear and not self._learns and self.loop.inbox.lag == 1
+
     def _may_wait(self, cost: DecodeCost) -> bool:
         """Whether steps change nothing outside until one of them changes who decodes."""
         loop = self.loop

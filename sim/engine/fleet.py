@@ -8,8 +8,9 @@ at which another replica may finish one. Times are exact: SimPy orders the event
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
+from itertools import islice
 from operator import attrgetter
 from random import Random
 from typing import Any, Callable, Final, Optional
@@ -22,6 +23,7 @@ from servesim.routers.router import Replica as Reported
 from simpy.events import EventPriority
 
 from .exact_time import At
+from .inbox import PART
 from .loop import Loop
 from .replica import Replica
 from .router_view import CachedTokens
@@ -37,7 +39,7 @@ class Fleet(Servers):
     """Runs replicas and their router."""
 
     def __init__(
-        self, replicas: Sequence[Replica], router: Router, requests: Sequence[Request], ask: Ask, seed: int,
+        self, replicas: Sequence[Replica], router: Router, requests: Iterable[Request], ask: Ask, seed: int,
         staleness: float, transfers: Optional[Transfers] = None, decode: Optional[tuple[Router, Sequence[int]]] = None,
     ) -> None:  # fmt: skip
         super().__init__([replica.loop for replica in replicas])
@@ -54,13 +56,17 @@ class Fleet(Servers):
         self._asked: dict[Any, Asked] = {}  # of the requests in flight, if the router learns
         self._without_token: dict[Any, Request] = {}  # of these, if the router learns of first tokens
         self._random = Random(f"router {seed}")
+        self._source: Iterator[Request] = iter(())  # in order of arrival, with their serials; see Inbox
+        self._followers: dict[Any, list[Request]] = {}
+        if isinstance(requests, Iterator):
+            self._source, requests = requests, []
         self._coming = sorted((r for r in requests if r.follows is None), key=attrgetter("sent"))
         self._coming.reverse()  # the next one is the last
-        self._followers: dict[Any, list[Request]] = {}
         for serial, request in enumerate(requests):
             request.serial = serial
             if request.follows is not None:
                 self._followers.setdefault(request.follows, []).append(request)
+        streams = not self._coming and self._read_part()
         self._released: list[tuple[float, int, Request]] = []  # followers, by their arrival
         self._ended: list[tuple[float, Request]] = []
         self.transfers = transfers  # prefill and decode on different replicas; `router` is that of the prefills
@@ -75,6 +81,10 @@ class Fleet(Servers):
         self._is_static = not self._is_coupled and not router.learns  # no choice depends on what the replicas do
         for replica in replicas if not self._is_static else ():
             self._attach(replica.loop)
+        held = [loop.fast_forward for loop in self.loops if loop.fast_forward is not None]
+        self._runs_between = self._is_static and streams and all(each.may_pause for each in held)
+        for loop in self.loops if self._runs_between else ():
+            loop.holds = loop.pauses = True
         self._reported_at = -math.inf
         self._env = simpy.Environment()
         self._running: Optional[Replica] = None  # the one that runs steps now
@@ -89,13 +99,11 @@ class Fleet(Servers):
     def run(self) -> float:
         """Run until all requests are done. Return the time."""
         env = self._env
-        if self._is_static:
-            while self._coming:
-                request = self._coming.pop()
-                self._send(request, request.sent)
-        self._replica_processes = [env.process(self._run_replica(number)) for number in range(len(self.replicas))]
-        self._router_process = env.process(self._run_router())
         try:
+            if self._is_static:
+                self._send_all()
+            self._replica_processes = [env.process(self._run_replica(number)) for number in range(len(self.replicas))]
+            self._router_process = env.process(self._run_router())
             env.run()
         finally:  # also if a replica is stuck
             self.now = max([replica.loop.now for replica in self.replicas])
@@ -106,6 +114,18 @@ class Fleet(Servers):
             unreleased = [request for followers in self._followers.values() for request in followers]
             raise Stuck("these requests wait for a request that does not exist or never finished", unreleased, self.now)
         return self.now
+
+    def _send_all(self) -> None:
+        """Send all requests. Before more are read from an iterator, the replicas run up to their arrival."""
+        while self._coming:
+            for _ in range(len(self._coming)):
+                request = self._pop()
+                self._send(request, request.sent)
+            for replica in self.replicas if self._coming and self._runs_between else ():
+                replica.loop.expects = True
+                replica.run_until(self._coming[-1].sent)
+        for replica in self.replicas:
+            replica.loop.holds = False
 
     def _run_router(self) -> Generator[simpy.Event, Any, None]:
         while self._is_coupled or self._next_arrival() < math.inf:
@@ -175,7 +195,16 @@ class Fleet(Servers):
     def _pop(self) -> Request:
         if self._released and (not self._coming or self._released[0][0] < self._coming[-1].sent):
             return heappop(self._released)[2]
-        return self._coming.pop()
+        request = self._coming.pop()
+        if not self._coming:
+            self._read_part()
+        return request
+
+    def _read_part(self) -> bool:
+        """Read the next requests of an iterator. Return whether there are any."""
+        self._coming = list(islice(self._source, PART))
+        self._coming.reverse()
+        return bool(self._coming)
 
     def _send(self, request: Request, now: float) -> None:
         """Let the router choose a replica, and send the request to it."""

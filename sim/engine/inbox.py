@@ -7,6 +7,8 @@ the event loop of the engine is also blocked during a model call: a request that
 scheduler after call n + lag - 1. With lag 1, this is the end of call n. If the server is idle, the request is visible
 at once. Until the scheduler sees a request, its `arrival` is the time at which the front end has passed it on.
 
+Requests of an iterator are read when their arrival is next, so that few of them exist at a time.
+
 The client of a request that follows another one needs `client_delay` seconds after the answer. It gives up `timeout`
 seconds after it has sent a request, if the engine aborts such a request.
 """
@@ -15,21 +17,24 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
+from itertools import islice
 from operator import attrgetter
-from typing import Any, Optional
+from typing import Any, Final, Optional
 
 from servesim.core import Request
+
+PART: Final = 1024  # requests that are read from an iterator at once
 
 
 class Inbox:
     """Requests on their way to a server."""
 
     __slots__ = (
-        "_coming", "_direct", "_next", "_next_serial", "_open", "_released", "client_delay", "delayed", "end_lag",
-        "ended", "followers", "lag", "next_arrival", "per_request", "per_token", "reports_ends", "seconds",
-        "stops_at_ends", "timeout",
+        "_coming", "_direct", "_next", "_next_serial", "_open", "_passed_on", "_released", "_source", "client_delay",
+        "delayed", "end_lag", "ended", "followers", "lag", "next_arrival", "per_request", "per_token", "reports_ends",
+        "seconds", "stops_at_ends", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -52,17 +57,18 @@ class Inbox:
         self.timeout = timeout
         self._open: list[tuple[float, int, Request]] = []  # heap of submitted requests by their time-out
         self.followers: dict[Any, list[Request]] = defaultdict(list)  # by the id of the request that they follow
-        all_requests = list(requests)
+        # in order of arrival, with their serials; none follows another one
+        self._source: Optional[Iterator[Request]] = requests if isinstance(requests, Iterator) else None
+        all_requests = [] if self._source is not None else list(requests)
         for serial, request in enumerate(all_requests):
             request.serial = serial
             if request.follows is not None:
                 self.followers[request.follows].append(request)
         self._coming = [request for request in all_requests if request.follows is None]
         self._coming.sort(key=attrgetter("sent"))  # a stable sort: equal arrival times keep the given order
-        if per_request or per_token:
-            passed_on = -math.inf
-            for request in self._coming:
-                passed_on = request.arrival = max(passed_on, request.sent) + self._work(request)
+        self._passed_on = -math.inf  # when the front end passes on the last of them
+        for request in self._coming:
+            self._pass_on(request)
         self._next = 0
         self._direct = self.lag == 1
         self._next_serial = len(all_requests)
@@ -89,8 +95,9 @@ class Inbox:
             while self.next_arrival <= now:
                 last += 1
                 self.next_arrival = self._arrival(last)
-            self._next = last
-            return self._coming[first:last]
+            visible = self._coming[first:last]
+            self._skip_to(last)
+            return visible
         visible = []
         self.receive(now, calls)
         delayed = self.delayed
@@ -107,9 +114,7 @@ class Inbox:
 
     def send(self, request: Request) -> None:
         """Add a request of a router. It comes after those before it and keeps its serial."""
-        if self.per_request or self.per_token:
-            before = self._coming[-1].arrival if self._coming else -math.inf
-            request.arrival = max(before, request.arrival) + self._work(request)
+        self._pass_on(request)
         self._coming.append(request)
         self._update_next_arrival()
 
@@ -140,6 +145,10 @@ class Inbox:
     def _release(self, request: Request) -> None:
         request.arrival = request.sent + self._work(request)
         heappush(self._released, (request.arrival + self.seconds, request.serial, request))
+
+    def _pass_on(self, request: Request) -> None:
+        if self.per_request or self.per_token:
+            self._passed_on = request.arrival = max(self._passed_on, request.arrival) + self._work(request)
 
     def _work(self, request: Request) -> float:
         return self.per_request + self.per_token * request.prompt
@@ -176,13 +185,35 @@ class Inbox:
             request = heappop(self._released)[2]
         else:
             request = self._coming[self._next]
-            self._next += 1
+            self._skip_to(self._next + 1)
         self._update_next_arrival()
         return request
 
     def _arrival(self, index: int) -> float:
         """Return when a request of the trace reaches the scheduler; inf after the last one."""
-        return self._coming[index].arrival + self.seconds if index < len(self._coming) else math.inf
+        if index >= len(self._coming) and not self._read_part():
+            return math.inf
+        return self._coming[index].arrival + self.seconds
+
+    def _read_part(self) -> bool:
+        """Read the next requests of an iterator. Return whether there are any."""
+        if self._source is None:
+            return False
+        count = len(self._coming)
+        for request in islice(self._source, PART):
+            self._pass_on(request)
+            self._coming.append(request)
+        if len(self._coming) == count:
+            self._source = None
+        self._next_serial += len(self._coming) - count
+        return self._source is not None
+
+    def _skip_to(self, index: int) -> None:
+        """Go on with the request at this place, and forget those before it from time to time."""
+        self._next = index
+        if index >= PART and 2 * index >= len(self._coming):
+            del self._coming[:index]
+            self._next = 0
 
     def _update_next_arrival(self) -> None:
         self.next_arrival = self._arrival(self._next)

@@ -18,7 +18,7 @@ from servesim.runs.simulate import Run
 from servesim.runs.timeline import QueueLog
 from servesim.study.executor import exit_with_parent
 from servesim.study.single_run import Record, Task, run_context
-from servesim.traces.trace import Trace
+from servesim.traces.trace import Trace, has_field
 
 _shared: list[Any] = []  # the arrays of `join`
 
@@ -73,12 +73,12 @@ def run_watched(context: str, task: Task, job: int, detailed: bool) -> Record:
 
 def details_of(run: Run, trace: Trace, watch: Watch) -> Record:
     """Return what the charts of a run show."""
-    waits = any(request.follows is not None for request in run.requests)
+    waits = has_field(trace.requests, "follows")
     blocks = sum(pool.total for _, pool, _ in run.kv_uses)
     return {
         "requests": len(trace),
         "own_rate": None if waits or not trace.span > 0 else (len(trace) - 1) / trace.span,
-        "quantiles": latency_quantiles(run.requests),
+        "quantiles": latency_quantiles(run.measures),
         "times": watch.times,
         "waiting": [state.waiting + state.swapped for state in watch.queues],
         "running": [state.running for state in watch.queues],

@@ -17,7 +17,7 @@ from servesim.engine.server import Server
 from servesim.engine.shape import Padding, step_shape
 from servesim.engine.step import Step
 from servesim.runs.limit import limit_of
-from servesim.runs.metrics import request_arrays, time_per_token
+from servesim.runs.metrics import Metrics
 from servesim.runs.simulate import simulate
 from servesim.runs.timeline import QueueLog
 from servesim.study.ranking import Row, Summary
@@ -110,17 +110,11 @@ def record_run(summary: Summary, role: str, row: Row, context: RunContext) -> Re
     run = simulate(scenario, trace, [log, *([steps] if steps else [])], profile=profile)
     outside = None if not profile.about.get("grid") else steps.outside / max(1, steps.calls) if steps else 0.0
     return RecordedRun(
-        role, row, log, len(trace), profile, latency_quantiles(run.requests), limit_of(run).text, outside
+        role, row, log, len(trace), profile, latency_quantiles(run.measures), limit_of(run).text, outside
     )
 
 
-def latency_quantiles(requests: Sequence[Request]) -> dict[str, Sequence[float]]:
+def latency_quantiles(measures: Metrics) -> dict[str, Sequence[float]]:
     """Return the quantiles of TTFT, TPOT and E2E latency of the finished requests, in seconds."""
-    done = [request for request in requests if request.outcome == "finished"]
-    if not done:
-        return {}
-    sent, ended, first, output = request_arrays(done)
-    ttft, e2el = first - sent, ended - sent
-    tpot = time_per_token(ttft, e2el, output)[output > 1]
-    latencies = {"TTFT": ttft, "TPOT": tpot, "E2E latency": e2el}
+    latencies = {"TTFT": measures.ttft, "TPOT": measures.tpot, "E2E latency": measures.e2el}
     return {name: np.quantile(values, QUANTILES).tolist() for name, values in latencies.items() if len(values)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Optional
 
 from servesim.config.memory import host_copy_times
@@ -34,7 +34,7 @@ def copy_requests(requests: Sequence[ClientRequest]) -> list[Request]:
 
 def build_scenario_loop(
     scenario: Scenario,
-    requests: Sequence[Request],
+    requests: Iterable[Request],
     clock: Clock,
     observers: Sequence[Observer] = (),
     front_end: Sequence[float] = (),
@@ -78,7 +78,7 @@ def stream_key(seed: int, name: str) -> int:
 
 def build_simulation(
     scenario: Scenario,
-    requests: Sequence[Request],
+    requests: Iterable[Request],
     observers: Sequence[Observer],
     fast_forward: bool,
     profile: Profile,

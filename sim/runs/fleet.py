@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable, Optional
 
 from servesim.config.cluster import Cluster
@@ -25,7 +25,7 @@ TextOf = Callable[[Request], str]  # the prompt of a request
 
 
 def build_fleet(
-    scenario: Scenario, cluster: Cluster, requests: Sequence[Request], observers: Sequence[Any], fast_forward: bool,
+    scenario: Scenario, cluster: Cluster, requests: Iterable[Request], observers: Sequence[Any], fast_forward: bool,
     profile: Profile, text_of: Optional[TextOf] = None,
 ) -> tuple[Fleet, list[SimulatedClock]]:  # fmt: skip
     """Return the replicas of a scenario behind their router, and their clocks; `text_of`: texts of real prompts."""
@@ -49,7 +49,7 @@ def build_fleet(
     staleness = router.report_interval if cluster.staleness is None else cluster.staleness
     texts, seed = RouterTexts(text_of), scenario.seed
     if changes is not None:
-        return ChangingFleet(replicas, router, requests, texts, seed, staleness, build, changes), clocks
+        return ChangingFleet(replicas, router, list(requests), texts, seed, staleness, build, changes), clocks
     if not cluster.is_apart:
         return Fleet(replicas, router, requests, texts, seed, staleness), clocks
     transfers = build_transfers(scenario, cluster, replicas, cluster.decodes)

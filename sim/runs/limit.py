@@ -21,6 +21,7 @@ from servesim.engine.work_totals import KindTotals
 from .build import add_drafter
 from .metrics import Metrics
 from .replicas import Replicas
+from .request_rows import sum_in_order
 from .steady_state import is_saturated
 
 Kind = Literal["slots", "budget", "blocks", "compute", "front end", "none"]
@@ -104,8 +105,8 @@ def mean_ttft(run: Run) -> float:
 
 def front_end_seconds(run: Run) -> float:
     """Return the mean seconds until the scheduler sees a request."""
-    done = run.measures.done
-    return sum(request.visible_at - request.sent for request in done) / max(1, len(done))
+    done, table = run.measures.done, run.measures.requests
+    return sum_in_order((table.column("visible_at") - table.column("sent"))[done]) / max(1, len(done))
 
 
 def slowdown(run: Run) -> float:

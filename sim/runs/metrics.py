@@ -17,7 +17,8 @@ from servesim.core import Request
 from servesim.engine.step import TokenGaps
 
 from .metric_table import GROUPS, PERCENTILES, metrics_in, percentile_metrics, percentile_name
-from .request_rows import extra_tokens, group_requests, packed_numbers, total_seconds
+from .request_rows import group_requests, total_seconds
+from .run_requests import RunRequests
 
 Array = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int32]
@@ -31,12 +32,6 @@ MAX_GROUPS = 16  # priorities or sessions that have metrics of their own
 def time_per_token(ttft: Any, e2el: Any, output: Any) -> Any:
     """Return the tpot of requests given as arrays; requests with one token have none, and means skip them."""
     return (e2el - ttft) / np.maximum(output - 1, 1)
-
-
-def request_arrays(requests: Sequence[Request]) -> tuple[Array, Array, Array, Array]:
-    """Return when clients sent the requests, when they saw their ends and first tokens, and the generated tokens."""
-    sent, ended, first, output = packed_numbers(requests)
-    return np.frombuffer(sent), np.frombuffer(ended), np.frombuffer(first), np.frombuffer(output)
 
 
 def makespan(sent: Array, ended: Array) -> float:
@@ -164,25 +159,27 @@ def linear_gaps(gaps: TokenGaps) -> Array:
 
 
 class Metrics:
-    """The metrics of one run."""
+    """The metrics of one run, or of some of its requests."""
 
-    def __init__(self, requests: Sequence[Request], gaps: TokenGaps, slo: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self, requests: Sequence[Request], gaps: TokenGaps, slo: Mapping[str, float] | None = None, chosen: Any = None
+    ) -> None:
+        """`chosen`: rows of these requests; None: all of them."""
         self.percentiles: tuple[float, ...] = PERCENTILES
         self.itl = pooled_stats(gaps)  # first: it needs the most memory
         self._gaps = gaps
         self._slo = slo or {}
-        self.requests = requests
-        done = [request for request in requests if request.outcome == "finished"]
-        self.done = done
-        arrays = request_arrays(requests)
-        self.times: Times = arrays[:2]
-        sent, ended, first, output = arrays if len(done) == len(requests) else request_arrays(done)
-        self.ttft: Array = first - sent
-        self.e2el: Array = ended - sent
+        self.requests = table = RunRequests.of(requests)
+        self.rows = np.arange(len(table)) if chosen is None else np.asarray(chosen, dtype=np.int64)
+        self.done = done = self.rows[table.has_outcome("finished")[self.rows]]  # rows of the finished requests
+        self.times: Times = (table.column("sent")[self.rows], table.column("client_end")[self.rows])
+        sent, output = table.column("sent")[done], table.column("written")[done]
+        self.ttft: Array = table.column("first_token")[done] - sent
+        self.e2el: Array = table.column("client_end")[done] - sent
         self.tpot_of: Array = time_per_token(self.ttft, self.e2el, output)
         self.tpot: Array = self.tpot_of[output > 1]
-        self.outputs = int(output.sum()) + extra_tokens(done)
-        self.inputs = sum([request.prompt for request in done])
+        self.outputs = int(table.generated[done].sum())
+        self.inputs = int(table.column("prompt")[done].sum())
         self.makespan = makespan(*self.times)
         self.good = self._good(self._slo)
 
@@ -208,25 +205,25 @@ class Metrics:
 
     def time_breakdown(self) -> dict[str, float]:
         """Return the mean seconds of a finished request in each state."""
-        return {state: seconds / max(1, len(self.done)) for state, seconds in total_seconds(self.done).items()}
+        total = total_seconds(self.requests, self.done)
+        return {state: seconds / max(1, len(self.done)) for state, seconds in total.items()}
 
     def outcomes(self) -> dict[str, int]:
         """Count requests by outcome."""
-        outcomes = [request.outcome for request in self.requests]
-        return {outcome or "unfinished": count for outcome, count in Counter(outcomes).items()}
+        return {outcome or "unfinished": count for outcome, count in Counter(self.requests.outcomes()).items()}
 
     @property
     def attainment(self) -> float | None:
         """The fraction of all requests that met all bounds."""
-        return None if self.good is None else self.good / max(1, len(self.requests))
+        return None if self.good is None else self.good / max(1, len(self.rows))
 
     def of_groups(self) -> dict[str, Any]:
         """Return the metrics of each priority and of each session, if there are several, but not too many."""
         names = (*metrics_in("groups"), *percentile_metrics(self.percentiles))
         result = {}
         for field in GROUPS:
-            for value, requests in group_requests(self.requests, field, MAX_GROUPS).items():
-                inside = Metrics(requests, TokenGaps(), self._slo)
+            for value, rows in group_requests(self.requests, field, self.rows, MAX_GROUPS).items():
+                inside = Metrics(self.requests, TokenGaps(), self._slo, rows)
                 inside.percentiles = self.percentiles
                 metrics = inside.as_result()
                 result.update({f"{name}[{field}={value}]": metrics[name] for name in names if name in metrics})
@@ -237,7 +234,7 @@ class Metrics:
         result: dict[str, Any] = {
             "duration": self.makespan,
             "completed": len(self.done),
-            "failed": len(self.requests) - len(self.done),
+            "failed": len(self.rows) - len(self.done),
             "total_input_tokens": self.inputs,
             "total_output_tokens": self.outputs,
             "request_throughput": self.rate(len(self.done)),

@@ -14,7 +14,7 @@ from servesim.engine.fleet import Fleet
 from servesim.engine.replica import Replica
 
 from .request_rows import COLUMNS as REQUEST_COLUMNS
-from .request_rows import Served, request_row, served_totals
+from .request_rows import Served, request_rows, served_totals
 
 REPLICA, DRAFTS = "replica", ("drafted", "accepted")  # columns of requests.csv that not all runs have
 SHOWN = 8  # replicas in a printed table
@@ -34,9 +34,9 @@ class Replicas:
     replica_of: Mapping[Any, int]  # by the id of a request
     transfers: Mapping[str, float]  # metrics of the copies between prefill and decode replicas; empty without them
 
-    def name_of(self, request: Request) -> str:
-        """Return the replica that served a request; empty if the router did not send it."""
-        number = self.replica_of.get(request.id)
+    def name_of(self, id: Any) -> str:
+        """Return the replica that served the request with this id; empty if the router did not send it."""
+        number = self.replica_of.get(id)
         return "" if number is None else str(self.rows[number]["name"])
 
     @property
@@ -60,11 +60,11 @@ def request_table(
 ) -> tuple[Sequence[str], Iterator[tuple[Any, ...]]]:
     """Return the columns and the rows of requests.csv: with drafts their tokens, in a fleet the replica."""
     columns: Sequence[str] = REQUEST_COLUMNS
-    rows: Iterator[tuple[Any, ...]] = map(request_row, requests)
+    rows = request_rows(requests)
     if drafts:
         columns, rows = (*columns, *DRAFTS), map(add, rows, map(partial(draft_cells, drafts[0]), requests))
     if replicas is not None:
-        columns, rows = (*columns, REPLICA), map(add, rows, ((replicas.name_of(request),) for request in requests))
+        columns, rows = (*columns, REPLICA), ((*row, replicas.name_of(row[0])) for row in rows)
     return columns, rows
 
 

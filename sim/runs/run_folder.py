@@ -251,7 +251,7 @@ def latencies_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
 def run_data(run: Run, decisions: Optional[Sequence[Mapping[str, Any]]] = None) -> RunData:
     """Return a run of this process in the form of its folder."""
     columns, cells = request_table(run.requests, run.replicas, run.counted_drafts)
-    rows = {str(request.id): dict(zip(columns, row)) for request, row in zip(run.requests, cells)}
+    rows = {str(row[0]): dict(zip(columns, row)) for row in cells}
     return RunData(run.result(), rows, decisions, run.scenario, run.requests, getattr(run, "model_calls", ()))
 
 

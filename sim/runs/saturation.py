@@ -19,7 +19,7 @@ from servesim.core import Request, Shape
 from servesim.core.request import CLIENT_FIELDS
 from servesim.costs.device_profile import Profile
 from servesim.costs.uncertainty import Uncertainty
-from servesim.traces.trace import Trace
+from servesim.traces.trace import Trace, has_field
 
 from .build import add_drafter, cold_start_seconds
 from .simulate import Run, simulate
@@ -69,7 +69,7 @@ def rate_of(run: Run) -> Optional[float]:
     """Return the requests per second of a run; None if requests wait for others, arrive at once, or do not finish."""
     sent = run.measures.times[0]
     seconds = float(sent.max() - sent.min()) if len(sent) >= MIN_REQUESTS else 0.0
-    if seconds <= 0 or run.stuck or any(request.follows is not None for request in run.requests):
+    if seconds <= 0 or run.stuck or has_field(run.measures.requests.asked, "follows"):
         return None
     return (len(sent) - 1) / seconds
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Optional, Union
 
+import numpy as np
 from servesim.config.memory import host_copy_times
 from servesim.config.scenario import Scenario, scenario_of_pool
 from servesim.config.user_code import class_line, user_errors
-from servesim.core import BadInput, BlockPool, PolicyError, Request, Shape, StepCost, Stuck
+from servesim.core import BadInput, BlockPool, ClientRequest, Policy, PolicyError, Request, Shape, StepCost, Stuck
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.engine.drafts import Drafts, draft_metrics
 from servesim.engine.fleet import Fleet
@@ -34,9 +35,10 @@ from .fleet import TextOf, build_fleet
 from .limit import limit_of
 from .metrics import Metrics
 from .notes import Note
+from .packed_requests import find_change, mark_client_timeouts
 from .prices import costs_per_million, price_per_second
 from .replicas import Replicas, replicas_of
-from .request_rows import find_change, mark_client_timeouts
+from .run_requests import RunRequests
 from .utilisation import simulated_energy, utilisation
 
 
@@ -131,7 +133,7 @@ class Run:
             **measured,
             **self.measures.of_groups(),
             "makespan": self.measures.makespan,
-            "preemptions": sum([request.preemptions for request in self.requests]),
+            "preemptions": int(self.measures.requests.column("preemptions").sum()),
             "outcomes": self.measures.outcomes(),
             "model_calls": self.calls,
             "busy_s": self.busy_seconds,
@@ -158,13 +160,13 @@ class Run:
 
 def saved_prefill_seconds(cost: StepCost, requests: Sequence[Request]) -> float:
     """Return the seconds by which cached tokens shortened prefills, each computed alone and in one step."""
-    seconds = 0.0
-    for request in requests:
-        if request.cached_tokens:
-            cached = min(request.cached_tokens, request.prompt - 1)  # without those of later admissions
-            rest = request.prompt - cached
-            seconds += cost.seconds(Shape(1, request.prompt, request.prompt, request.prompt**2))
-            seconds -= cost.seconds(Shape(1, rest, rest, rest**2, rest * cached))
+    seconds, table = 0.0, RunRequests.of(requests)
+    hits = np.flatnonzero(table.column("cached_tokens"))
+    for prompt, tokens in zip(table.column("prompt")[hits].tolist(), table.column("cached_tokens")[hits].tolist()):
+        cached = min(tokens, prompt - 1)  # without those of later admissions
+        rest = prompt - cached
+        seconds += cost.seconds(Shape(1, prompt, prompt, prompt**2))
+        seconds -= cost.seconds(Shape(1, rest, rest, rest**2, rest * cached))
     return seconds
 
 
@@ -203,30 +205,50 @@ def simulate(
     """
     profile = load_profile(scenario.profile) if profile is None else profile
     trace = load_trace(scenario) if trace is None else trace
-    requests = copy_requests(trace.requests)
-    check_drafted(requests, scenario)
-    several = has_field(trace.requests, "sampling")
-    answers = split_answers(requests, rules_of(scenario.make_policy())) if several else {}
-    ran, ranks = with_answers(requests, answers), scenario.engine.data_parallel_size
+    check_drafted(trace.requests, scenario)
+    several, ranks = has_field(trace.requests, "sampling"), scenario.engine.data_parallel_size
+    requests: Sequence[Request]
+    answers: Answers = {}
+    ran: Iterable[Request]
+    if needs_all(scenario, trace):
+        requests = copy_requests(trace.requests)
+        answers = split_answers(requests, rules_of(scenario.make_policy())) if several else {}
+        ran = with_answers(requests, answers)
+    else:
+        watched = not is_built_in(scenario.make_policy())
+        requests = RunRequests(trace.requests, scenario.engine.client_timeout, watched)
+        ran = requests.stream()
     servers: Union[Loop, Servers]
     if scenario.cluster is not None:
         if several:
             raise BadInput("cluster: expected requests with one answer, the trace has some with several (n)")
         servers, clocks = build_fleet(scenario, scenario.cluster, ran, observers, fast_forward, profile, text_of)
     elif ranks > 1:
-        servers, clocks = build_ranks(scenario, requests_by_rank(ran, ranks), observers, profile)
+        servers, clocks = build_ranks(scenario, requests_by_rank(list(ran), ranks), observers, profile)
     else:
         servers, clock = build_simulation(scenario, ran, observers, fast_forward, profile)
         clocks = [clock]
     return run_loop(servers, clocks, scenario, profile, requests, answers)
 
 
-def check_drafted(requests: Sequence[Request], scenario: Scenario) -> None:
+def needs_all(scenario: Scenario, trace: Trace) -> bool:
+    """Whether a run creates all requests at the start; see run_requests.py."""
+    cluster, engine = scenario.cluster, scenario.engine
+    if scenario.drafts is not None:  # requests.csv has what each request drafted
+        return True
+    if cluster is not None and (cluster.is_apart or cluster.changes() is not None):
+        return True
+    follows = any(has_field(trace.requests, name) for name in ("follows", "sampling"))
+    return follows or engine.data_parallel_size > 1 or engine.front_end.end_lag or not trace.is_sorted
+
+
+def check_drafted(requests: Sequence[ClientRequest], scenario: Scenario) -> None:
     """Raise BadInput if a request with drafts has no rate of acceptance but needs one, or if its model call fails."""
     if scenario.drafts is None:
         return
-    for request in requests:
-        if scenario.drafts.acceptance == "column" and request.acceptance is None:
+    needs_rates = scenario.drafts.acceptance == "column"
+    for request in requests if needs_rates or has_field(requests, "fails_at_token") else ():
+        if needs_rates and request.acceptance is None:
             raise BadInput(f"speculative.acceptance: expected the column acceptance, request {request.id} has none")
         if request.fails_at_token is not None:
             raise BadInput(f"speculative: expected requests without fails_at_token, request {request.id} has it")
@@ -259,6 +281,8 @@ def run_loop(
         except Stuck as error:
             stuck = error
     join_answers(requests, answers or {})
+    if isinstance(requests, RunRequests):
+        requests.finish()
     run = finished_run(loop, clocks, scenario, profile, requests, stuck)
     run.ran = ran
     for each in loop.loops if isinstance(loop, Servers) else [loop]:
@@ -288,7 +312,7 @@ def finished_run(
         fleet = loop.metrics()
     uses = [(s.kv_use, s.pool, each.calls) for each in loops if (s := each.server).policy.uses_block_pool]
     return Run(
-        scenario, profile, requests, measures, server, loop.calls, loop.now - idle, loop.now,
+        scenario, profile, measures.requests, measures, server, loop.calls, loop.now - idle, loop.now,
         sum(tokens for tokens, _ in padding), sum(rows for _, rows in padding), outside,
         distance, reached_sizes(scenario, clocks), stuck, work=work, kv_uses=uses, cache=cache, servers=len(loops),
         replicas=replicas, fleet=fleet, drafts=[d for each in loops if (d := each.server.drafts) is not None],
@@ -333,12 +357,19 @@ def unchanged_requests(server: Server, requests: Sequence[Request]) -> Iterator[
     The requests are compared after the run, because read-only fields would make the engine slower.
     """
     kind = type(server.policy)
-    if kind.__module__.startswith(BUILT_IN):
+    if is_built_in(server.policy):
         yield
         return
-    before = [request.client_fields() for request in requests]
-    yield
-    if change := find_change(server, before, requests):
+    if isinstance(requests, RunRequests):
+        requests.server = server
+        yield
+        requests.finish()
+        change = requests.change
+    else:
+        before = [request.client_fields() for request in requests]
+        yield
+        change = find_change(server, before, requests)
+    if change:
         request, name = change
         raise PolicyError(
             f"{class_line(kind, 'decide')}: {kind.__name__} changed {name} of request {request.id}: "
@@ -346,8 +377,13 @@ def unchanged_requests(server: Server, requests: Sequence[Request]) -> Iterator[
         )
 
 
+def is_built_in(policy: Policy) -> bool:
+    """Whether a policy is one of this package."""
+    return type(policy).__module__.startswith(BUILT_IN)
+
+
 def measure(scenario: Scenario, requests: Sequence[Request], server: Server) -> Metrics:
     """Return the metrics of a finished run; requests whose client gave up are marked first."""
-    if scenario.engine.client_timeout is not None:
+    if scenario.engine.client_timeout is not None and not isinstance(requests, RunRequests):
         mark_client_timeouts(requests, scenario.engine.client_timeout)
     return Metrics(requests, server.token_gaps, scenario.slo.seconds())

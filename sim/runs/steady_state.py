@@ -19,7 +19,8 @@ import numpy as np
 from servesim.core import Request
 from servesim.engine.step import TokenGaps
 
-from .metrics import Metrics, Times, request_arrays
+from .metrics import Metrics, Times
+from .run_requests import RunRequests
 
 POINTS = 64  # times at which the backlog is sampled
 MIN_GROWTH = 0.05  # growth of the backlog, as a fraction of the arrivals; at most 1 / sqrt(arrivals)
@@ -31,13 +32,14 @@ def steady_metrics(requests: Sequence[Request], slo: dict[str, float], warm_up: 
 
     The itl is not part of them: gaps between tokens are pooled over the whole run.
     """
-    first, last = min(r.sent for r in requests), max(r.sent for r in requests)
+    table = RunRequests.of(requests)
+    sent, ends = table.column("sent"), table.column("client_end")
+    first, last = float(sent.min()), float(sent.max())
     start, end = first + warm_up * (last - first), last - drain * (last - first)
     seconds = end - start
-    inside = Metrics([r for r in requests if start <= r.sent < end], TokenGaps(), slo)
-    finished = [r for r in requests if r.outcome == "finished"]
-    ended = [r for r in finished if r.client_end is not None and start <= r.client_end < end]
-    outputs, inputs = sum(r.generated for r in ended), sum(r.prompt for r in ended)
+    inside = Metrics(table, TokenGaps(), slo, np.flatnonzero((start <= sent) & (sent < end)))
+    ended = np.flatnonzero(table.has_outcome("finished") & (start <= ends) & (ends < end))
+    outputs, inputs = int(table.generated[ended].sum()), int(table.column("prompt")[ended].sum())
     result = inside.as_result()
     rate = 1 / seconds if seconds > 0 else 0.0
     result |= inside.of_groups()
@@ -56,7 +58,7 @@ def backlog_growth(requests: Sequence[Request], times: Optional[Times] = None) -
 
     `times`: their sent times and client ends, if it is known.
     """
-    sent, ended = times or request_arrays(requests)[:2]
+    sent, ended = times or Metrics(requests, TokenGaps()).times
     arrival = np.sort(sent)
     half = len(arrival) // 2
     if len(arrival) < 4 or arrival[-1] <= arrival[half]:

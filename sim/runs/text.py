@@ -112,7 +112,7 @@ def interval_lines(run: Run) -> list[str]:
 
 def leading_of(run: Run) -> tuple[str, str]:
     """Return the metrics that lead for the load of a run."""
-    arrivals = [request.arrival for request in run.requests]
+    arrivals = run.measures.requests.column("arrival").tolist()
     return leading_metrics(run.scenario.model_dump(mode="json"), arrivals=arrivals)
 
 

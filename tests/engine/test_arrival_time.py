@@ -19,7 +19,7 @@ from servesim.engine.simulated import SimulatedClock
 from servesim.policies.llm_serving import LLMServing
 from servesim.policies.vllm_v0 import VLLM
 from servesim.policies.vllm_v1 import VLLMV1
-from servesim.runs.request_rows import mark_client_timeouts
+from servesim.runs.packed_requests import mark_client_timeouts
 
 from ..scenarios import RunLog
 

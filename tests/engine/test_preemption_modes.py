@@ -13,7 +13,7 @@ from servesim.engine.clocks import VirtualClock
 from servesim.engine.inbox import Inbox
 from servesim.engine.loop import Loop
 from servesim.engine.server import Server
-from servesim.runs.request_rows import COLUMNS, request_row
+from servesim.runs.request_rows import COLUMNS, request_rows
 from servesim.testing import check_policy
 
 from ..scenarios import RunLog, serve
@@ -54,7 +54,7 @@ def test_a_kept_request_continues_without_a_copy() -> None:
         (0, [("a", 2)]), (1, [("b", 2)]), (2, [("b", 1)]), *((t, [("a", 1)]) for t in (3, 4, 5, 6))
     ]  # fmt: skip
     assert (log.preempted, log.swapped_in) == ([(1, "a", "keep")], [(3, "a")])
-    assert request_row(log.requests["a"])[COLUMNS.index("stalled")] == 2.0
+    assert next(request_rows([log.requests["a"]]))[COLUMNS.index("stalled")] == 2.0
 
 
 def test_a_swapped_request_is_copied_out_and_in() -> None:

@@ -37,12 +37,12 @@ class ModelSeconds:
         ] + alone
 
     def on_step_end(self, server: Server, step: Step, now: float, finished: list[Request]) -> None:
-        ended = {request for request in server.done if request not in finished}  # before: a token that is thrown away
+        # one that has ended before: a token that is thrown away
         for request in self._prompts.pop(step):
-            if request not in ended:
+            if request.status != "done" or request in finished:
                 self.prefill[request.id] += now - step.start
         for request in self._rows.pop(step):
-            if request not in ended:
+            if request.status != "done" or request in finished:
                 self.decoding[request.id] += now - step.start
 
 

@@ -16,6 +16,7 @@ from servesim.engine.fleet import Fleet
 from servesim.engine.transfers import goes_apart
 from servesim.runs.fleet import build_fleet
 from servesim.runs.request_rows import seconds_in_states
+from servesim.runs.run_requests import RunRequests
 
 POLICIES: dict[str, dict[str, Any]] = {
     "vllm-v1": {"async_scheduling": False}, "sglang": {"disable_overlap_schedule": True},
@@ -38,7 +39,7 @@ class Outcome:
     @property
     def prefills(self) -> list[tuple[float, float]]:
         """When the copies on the first replica started, and when they ended."""
-        return [(rounded(copy.scheduled), rounded(copy.finish)) for copy in self.fleet.loops[0].server.done]
+        return [(rounded(copy.scheduled), rounded(copy.finish)) for copy in self.fleet.loops[0].server.done or ()]
 
 
 def rounded(time: Optional[float]) -> float:
@@ -64,7 +65,7 @@ def serve(
     assert scenario.cluster is not None
     fleet, _ = build_fleet(scenario, scenario.cluster, requests, [], fast_forward, load_profile(scenario.profile))
     for loop in fleet.loops:
-        loop.check_every_step = check
+        loop.check_every_step, loop.server.done = check, []
     fleet.run()
     assert fleet.transfers is not None
     assert not fleet.transfers.moves and not fleet.transfers.copies
@@ -86,7 +87,7 @@ def test_one_request_has_the_times_worked_by_hand(policy: str, first: float, fin
     assert outcome.ends == [(first, finish)]
     request, transfers = outcome.requests[0], outcome.fleet.transfers
     assert request.prefilling == (2 if policy == "vllm-v1" else 1)
-    assert sum(seconds_in_states(request)) == pytest.approx(finish)
+    assert sum(seconds_in_states(RunRequests.of([request])))[0] == pytest.approx(finish)
     assert transfers is not None
     assert (transfers.count, transfers.seconds, transfers.bytes) == (1, pytest.approx(0.5), 32)
 
@@ -221,7 +222,7 @@ def test_random_runs_are_exact_and_lose_nothing(policy: str, seed: int) -> None:
         for request in outcome.requests:
             assert request.outcome == "finished" and request.written == request.stop_at, request
             assert request.finish is not None
-            assert sum(seconds_in_states(request)) == pytest.approx(request.finish - request.sent)
+            assert sum(seconds_in_states(RunRequests.of([request])))[0] == pytest.approx(request.finish - request.sent)
         kv = [(loop.server.kv_use.block_sum, loop.server.kv_use.token_sum) for loop in outcome.fleet.loops]
         times = [(request.first_token, request.finish) for request in outcome.requests]
         results.append((times, kv, outcome.fleet.calls))

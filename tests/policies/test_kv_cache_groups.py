@@ -163,8 +163,9 @@ def test_a_drafter_that_drops_the_last_hit_needs_one_block_more(groups: Groups, 
 def test_admission_counts_what_a_chunked_prompt_holds_at_once_in_a_window() -> None:
     """500 tokens: 32 blocks of full attention, and at most nb(31 + 32) + 1 = 5 of the window with 32 in flight."""
     fields = {"max_num_batched_tokens": 32, "enable_prefix_caching": False}
-    server, steps, _ = run([None, 32], [Request("a", 0.0, 500, 5)], blocks=37, **fields)
-    assert server.done[0].outcome == "finished" and max(map(sum, steps)) <= 37
+    request = Request("a", 0.0, 500, 5)
+    _, steps, _ = run([None, 32], [request], blocks=37, **fields)
+    assert request.outcome == "finished" and max(map(sum, steps)) <= 37
     with pytest.raises(Exception, match="no request runs"):
         run([None, 32], [Request("a", 0.0, 500, 5)], blocks=36, **fields)
 

@@ -1,0 +1,98 @@
+"""What a run stores of its requests when they are done: their numbers, packed.
+
+These functions read every request of a run, so they are compiled. The columns are in run_requests.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from struct import Struct
+from typing import Any, Final, Optional
+
+from servesim.core import Request
+from servesim.core.request import CLIENT_FIELDS
+from servesim.engine.server import Server
+
+STATUSES: Final = ("outside", "waiting", "running", "swapped")  # of requests without an outcome
+# Names and types of the fields of a row, as in `struct`. A time that does not exist is NaN.
+FIELDS: Final = {
+    "sent": "d", "arrival": "d", "visible_at": "d", "scheduled": "d", "first_token": "d", "finish": "d",
+    "client_end": "d", "queued": "d", "prefilling": "d", "decoding": "d", "swapped": "d", "state_since": "d",
+    "written": "q", "preemptions": "q", "cached_tokens": "q", "outcome": "q",
+}  # fmt: skip
+ROW: Final = Struct("".join(FIELDS.values()))
+
+
+def pack_rows(rows: bytearray, requests: Sequence[Request], places: Iterable[int], codes: dict[str, int]) -> None:
+    """Write requests as rows at these places. `codes`: numbers of outcomes, and of statuses of requests without one.
+
+    A new outcome or status gets the next number.
+    """
+    pack_into, size, nan = ROW.pack_into, ROW.size, math.nan
+    finished = codes.setdefault("finished", len(codes))
+    for place, r in zip(places, requests):
+        outcome = r.outcome
+        pack_into(
+            rows, size * place, r.sent, r.arrival, r.visible_at, nan if r.scheduled is None else r.scheduled,
+            nan if r.first_token is None else r.first_token, nan if r.finish is None else r.finish,
+            nan if r.client_end is None else r.client_end, r.queued, r.prefilling, r.decoding, r.swapped,
+            r.state_since, r.written, r.preemptions, r.cached_tokens,
+            finished if outcome == "finished" else codes.setdefault(outcome or r.status, len(codes)),
+        )  # fmt: skip
+
+
+def restore(request: Request, row: Sequence[Any], codes: Sequence[str]) -> None:
+    """Give a new request the values of its row."""
+    request.sent, request.arrival, request.visible_at = row[:3]
+    start, first, finish, end = [None if math.isnan(time) else time for time in row[3:7]]
+    request.scheduled, request.first_token, request.finish, request.client_end = start, first, finish, end
+    request.queued, request.prefilling, request.decoding, request.swapped, request.state_since = row[7:12]
+    request._written, request.preemptions, request.cached_tokens, code = row[12:]
+    if codes[code] in STATUSES:
+        request.status = codes[code]
+    else:
+        request.status, request.outcome = "done", codes[code]
+        request.last_token = finish if request._written else None
+
+
+def number_requests(requests: Sequence[Request], first: int) -> None:
+    """Set the serials of requests in order."""
+    for serial, request in enumerate(requests, first):
+        request.serial = serial
+
+
+def mark_client_timeouts(requests: Sequence[Request], after: float) -> None:
+    """Mark the requests whose client gave up after this many seconds."""
+    for request in requests:
+        if (
+            request.client_end is not None
+            and request.outcome == "finished"
+            and request.client_end - request.sent > after
+        ):
+            request.outcome = "lost"
+            request.reason = f"the client gave up after {after:g} s"
+            request.client_end = request.sent + after
+
+
+def find_change(
+    server: Server, before: Sequence[tuple[Any, ...]], requests: Sequence[Request]
+) -> Optional[tuple[Request, str]]:
+    """Return the first request, and its field, that no longer has the value of the client or of the server.
+
+    `before`: the client fields of the requests when the client sent them.
+    """
+    arrival_is_send_time = server.rules.arrival_is_send_time
+    for request, old_fields in zip(requests, before):
+        if request.client_fields() != old_fields:
+            for name, old, new in zip(CLIENT_FIELDS, old_fields, request.client_fields()):
+                if old != new and (name != "arrival" or request.follows is None):  # a follower is sent later
+                    return request, "sent" if name == "arrival" else name
+        if request.status == "outside":
+            continue
+        if request.arrival != (request.sent if arrival_is_send_time else request.visible_at):
+            return request, "arrival"
+        most = server.limits.most_tokens(request)
+        if (request.max_tokens, request.stop_at) != (most, min(request.output, most)):
+            return request, "max_tokens" if request.max_tokens != most else "stop_at"
+    return None
