@@ -8,6 +8,8 @@ from typing import Any, Final, Optional
 from servesim.core import BadInput
 from servesim.costs.named_profile import is_named
 
+from .memory import about_profile
+
 STAGES: Final = "pipeline_parallel_size"  # of the policy
 IN_PROFILE: Final = "pipeline_parallel"
 
@@ -19,6 +21,8 @@ def with_stages(policy: dict[str, Any], profile: Any, device_memory: Optional[in
     """
     named = is_named(profile) and isinstance(profile, Mapping)
     known = profile.get(IN_PROFILE, 1) if named else 1
+    if isinstance(profile, str) and policy["name"] == "vllm-v1":  # a stored profile that was derived
+        known = int(about_profile(profile).get(IN_PROFILE) or 1)
     stages = policy.get(STAGES, known)
     if not (isinstance(stages, int) and isinstance(known, int)) or stages == known == 1:
         return policy, profile
@@ -26,7 +30,7 @@ def with_stages(policy: dict[str, Any], profile: Any, device_memory: Optional[in
         raise BadInput(f"policy.{STAGES}: expected {known}, as profile.{IN_PROFILE}, got {stages}")
     if named:
         profile = {**profile, IN_PROFILE: stages}
-    elif device_memory is not None:
+    elif device_memory is not None and known == 1:
         key = f"profile: {{measured: ..., {IN_PROFILE}: {stages}}}"
         raise BadInput(f"engine.device_memory: expected {key}, or num_blocks, with policy.{STAGES} {stages}")
     return {**policy, STAGES: stages}, profile
