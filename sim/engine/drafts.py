@@ -15,9 +15,9 @@ from .acceptance import Acceptance, Proposals
 from .step import Verified
 
 Accept = Callable[[Request, int], int]  # of the next row of a request with drafts: how many the model accepts
-COUNT_BITS: Final = 10  # of a number of rows
-PACKED: Final = 6  # such numbers fit into one that is fast in compiled code
-COUNT_MASK: Final = 1023
+COUNT_BITS: Final = 7  # of a number of rows
+PACKED: Final = 4  # such numbers are in one: compiled code shifts a one by fewer than 32 bits
+COUNT_MASK: Final = 127
 UNKNOWN: Final = -1  # accepted drafts of a row that has not returned
 
 
