@@ -17,9 +17,9 @@ from servesim.engine.server import Server
 STATUSES: Final = ("outside", "waiting", "running", "swapped")  # of requests without an outcome
 # Names and types of the fields of a row, as in `struct`. A time that does not exist is NaN.
 FIELDS: Final = {
-    "sent": "d", "arrival": "d", "visible_at": "d", "scheduled": "d", "first_token": "d", "finish": "d",
-    "client_end": "d", "queued": "d", "prefilling": "d", "decoding": "d", "swapped": "d", "state_since": "d",
-    "written": "q", "preemptions": "q", "cached_tokens": "q", "outcome": "q",
+    "sent": "d", "arrival": "d", "visible_at": "d", "scheduled": "d", "first_token": "d", "last_token": "d",
+    "finish": "d", "client_end": "d", "queued": "d", "prefilling": "d", "decoding": "d", "swapped": "d",
+    "state_since": "d", "written": "q", "preemptions": "q", "cached_tokens": "q", "outcome": "q",
 }  # fmt: skip
 ROW: Final = Struct("".join(FIELDS.values()))
 
@@ -35,7 +35,8 @@ def pack_rows(rows: bytearray, requests: Sequence[Request], places: Iterable[int
         outcome = r.outcome
         pack_into(
             rows, size * place, r.sent, r.arrival, r.visible_at, nan if r.scheduled is None else r.scheduled,
-            nan if r.first_token is None else r.first_token, nan if r.finish is None else r.finish,
+            nan if r.first_token is None else r.first_token, nan if r.last_token is None else r.last_token,
+            nan if r.finish is None else r.finish,
             nan if r.client_end is None else r.client_end, r.queued, r.prefilling, r.decoding, r.swapped,
             r.state_since, r.written, r.preemptions, r.cached_tokens,
             finished if outcome == "finished" else codes.setdefault(outcome or r.status, len(codes)),
@@ -45,15 +46,14 @@ def pack_rows(rows: bytearray, requests: Sequence[Request], places: Iterable[int
 def restore(request: Request, row: Sequence[Any], codes: Sequence[str]) -> None:
     """Give a new request the values of its row."""
     request.sent, request.arrival, request.visible_at = row[:3]
-    start, first, finish, end = [None if math.isnan(time) else time for time in row[3:7]]
-    request.scheduled, request.first_token, request.finish, request.client_end = start, first, finish, end
-    request.queued, request.prefilling, request.decoding, request.swapped, request.state_since = row[7:12]
-    request._written, request.preemptions, request.cached_tokens, code = row[12:]
+    times = [None if math.isnan(time) else time for time in row[3:8]]
+    request.scheduled, request.first_token, request.last_token, request.finish, request.client_end = times
+    request.queued, request.prefilling, request.decoding, request.swapped, request.state_since = row[8:13]
+    request._written, request.preemptions, request.cached_tokens, code = row[13:]
     if codes[code] in STATUSES:
         request.status = codes[code]
     else:
         request.status, request.outcome = "done", codes[code]
-        request.last_token = finish if request._written else None
 
 
 def number_requests(requests: Sequence[Request], first: int) -> None:

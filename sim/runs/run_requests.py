@@ -2,7 +2,7 @@
 
 A request in flight is an object. One that is done is a row of numbers, from which metrics, requests.csv and the rows of
 replicas are computed; what its client asked is in the trace. So the memory of a run grows with the requests in flight,
-and by 128 bytes for each other one. Who needs an object gets a new one with the values of the row.
+and by 136 bytes for each other one. Who needs an object gets a new one with the values of the row.
 
 Some runs create all requests at the start, because they need them: requests that follow others or have several answers,
 ranks in lock step, pools and changes in a cluster, clients that see the end late. Their results are the same columns.
