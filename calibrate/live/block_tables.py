@@ -79,9 +79,10 @@ class BlockTables:
         """Allocate a block for every decoding request whose next token starts one."""
         tables, size, free = self.tables, self.block_size, self.free
         for request in running:
-            if request._cohort is not None:
+            cohort = request._cohort
+            if cohort is not None:
                 table = tables[request]
-                if len(table) * size <= request.cached:
+                if len(table) * size <= request._cached + cohort.steps - request._joined_step:
                     if not free:
                         self._raise_out_of_blocks(1)
                     table.append(free.popleft())

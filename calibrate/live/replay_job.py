@@ -35,8 +35,8 @@ RESULT_FIELDS = (
 CACHE_COUNTS = (
     "requests", "queries", "hits", "preempted_requests", "preempted_queries", "preempted_hits", "evicted_blocks",
 )  # fmt: skip
-DRAFT_COUNTS = ("counts", "rows", "drafted", "accepted", "lost")
-DRAFT_SUMS = ("accepted_at",)  # which follow from these
+DRAFT_COUNTS = ("counts", "drafted", "lost")
+DRAFT_SUMS = ("rows", "accepted", "accepted_at")  # which follow from these
 WARM_UP_TOKENS = 32  # maximum output length of a warm-up request
 
 

@@ -145,11 +145,16 @@ def replay_against(
         replayed.run = run
         replayed.simulated = replace(run_data(replayed.run), name=name)
         replayed.comparison = compare(replayed.simulated, replayed.measured)
-        if "drafted" in live.extra["server"]:
-            totals = {name: sum(getattr(drafts, name) for drafts in run.drafts) for name in ("drafted", "accepted")}
-            live.extra["server"]["simulated"] = totals
+        add_simulated_drafts(live.extra["server"], run)
         add_simulated_counts(live.extra.get("servers", []), run, target.routes)
     return replayed
+
+
+def add_simulated_drafts(counts: dict[str, Any], run: Run) -> None:
+    """Add the simulated drafts to those that a server has counted."""
+    if "drafted" in counts:
+        names = ("drafted", "accepted")
+        counts["simulated"] = {name: sum(getattr(drafts, name) for drafts in run.drafts) for name in names}
 
 
 def add_server_counts(

@@ -120,14 +120,14 @@ class VLLMRules(CachingRules):
         if self.stages > 1 and state.newest_step_of(preemption.request) is not None:
             state.view.engine = {preemption.request, *(state.view.engine or ())}
         if isinstance(state.prefix_cache, GroupCache):  # `start_plan` has freed its blocks
-            return state.preempt(preemption, now, self.drops_tokens_in_flight, blocks=preemption.request.blocks)
+            return state.preempt(preemption, now, self.drops_tokens_in_flight, blocks=preemption.request._blocks)
         if before is None and self.drafting is NO_DRAFTS:
             return super().preempt(state, preemption, now)
         tokens, blocks, taken, last = before or (0, 0, 0, False)
         if taken and isinstance(state.prefix_cache, PrefixCache):
             state.prefix_cache.take_first(taken)
         if self.drafting is not NO_DRAFTS:
-            blocks = blocks or preemption.request.blocks
+            blocks = blocks or preemption.request._blocks
         return state.preempt(preemption, now, self.drops_tokens_in_flight, tokens, last, blocks)
 
     def make_cohort(self, block_size: int, one_by_one: bool) -> Cohort:

@@ -16,6 +16,7 @@ from .rules import VLLMRules
 
 OLDEST: Final = (0, 11, 0)  # versions whose rules are known
 NEWEST: Final = (0, 32, 0)
+MAX_STAGES: Final = 128  # more than models have layers
 SETTING_SINCE: Final = {  # settings that older versions do not have, and the first version with them
     "scheduler_reserve_full_isl": (0, 19, 0),
     "watermark": (0, 24, 0),
@@ -85,6 +86,8 @@ class VLLMSettings(Policy):
     def _require_stages(self) -> None:
         """Raise a ValueError if pipeline parallelism is not known with these fields."""
         stages = self.pipeline_parallel_size
+        if stages > MAX_STAGES:
+            raise ValueError(f"pipeline_parallel_size: expected at most {MAX_STAGES}, got {stages}")
         if stages > 1 and version_number(self.version) < NEWEST:
             raise ValueError(
                 f"pipeline_parallel_size: expected 1 with version {self.version}: its rules are known for 0.32.0 only, "

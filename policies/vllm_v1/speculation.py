@@ -33,9 +33,8 @@ DECODE_ONCE: Final = Plan(decode=True)
 
 def decide(policy: VLLMSettings, view: View) -> Plan:
     """Return the plan of a step. If no prompt is there and nothing is short, the requests need not be looked at."""
-    rows = view.decoding
+    rows, drafting = view.decoding, policy.drafting
     if rows and rows == len(view.running) and not len(view.waiting):
-        drafting = policy.drafting
         inputs = rows * (1 + drafting.tokens + drafting.slots)
         if (
             inputs <= policy.max_num_batched_tokens
@@ -94,10 +93,9 @@ class Pass:
 
     def run(self) -> Plan:
         view, cache = self.view, self.view.prefix_cache
-        running = list(view.prefilling if self.decodes else view.running)
-        if cache is not None and (running or not len(view.waiting)):  # otherwise it starts below
+        if cache is not None:
             cache.start(decodes=False)
-        goes_on = self._schedule_running(running)
+        goes_on = self._schedule_running(list(view.prefilling if self.decodes else view.running))
         if self.decodes and self.preempt:  # the victim may be one that decodes
             return Pass(self.policy, view, one_by_one=True).run()
         chunks, may_grow = list(self.scheduled.values()), False
@@ -200,6 +198,9 @@ class Pass:
                     why = "vLLM aborts (AssertionError in schedule): long_prefill_token_threshold cuts empty drafts"
                     raise Stuck(why, requests_in(view), view.now)
                 tokens += drafts
+                if tokens > self.max_chunk:
+                    why = "vLLM ends with an AssertionError: long_prefill_token_threshold cuts empty drafts of request"
+                    raise Stuck(f"{why} {request.id}", requests_in(view), view.now)
             elif tokens > self.room and not policy.enable_chunked_prefill:
                 break
             tokens = min(tokens, self.room)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final, Optional
 
 from servesim.core import BadInput
@@ -22,7 +23,8 @@ def with_stages(policy: dict[str, Any], profile: Any, device_memory: Optional[in
     named = is_named(profile) and isinstance(profile, Mapping)
     known = profile.get(IN_PROFILE, 1) if named else 1
     if isinstance(profile, str) and policy["name"] == "vllm-v1":  # a stored profile that was derived
-        known = int(about_profile(profile).get(IN_PROFILE) or 1)
+        with suppress(BadInput):  # a profile that cannot be read is an error when the scenario runs
+            known = int(about_profile(profile).get(IN_PROFILE) or 1)
     stages = policy.get(STAGES, known)
     if not (isinstance(stages, int) and isinstance(known, int)) or stages == known == 1:
         return policy, profile

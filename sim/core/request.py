@@ -44,10 +44,6 @@ class DecodeCohort:
         """Return the device blocks that a member holds."""
         raise NotImplementedError
 
-    def gained(self, request: Request) -> int:
-        """Return the tokens of a member that its own counters do not have. Call it before you read them."""
-        raise NotImplementedError
-
 
 class ClientRequest:
     """What a client asks: a prompt, an output limit and an arrival time. A trace is a list of these."""
@@ -106,7 +102,7 @@ class Request(ClientRequest):
     policies read it, because a real scheduler knows no earlier time. Both differ if the front end delays requests,
     unless it stamps them first (EngineRules.arrival_is_send_time).
 
-    While it decodes with the cohort, `cached` and `written` follow the cohort's steps.
+    While it decodes with the cohort, `cached` and `written` follow the cohort's step count.
     """
 
     __slots__ = PROGRESS_FIELDS
@@ -179,13 +175,13 @@ class Request(ClientRequest):
     def written(self) -> int:
         """Tokens generated so far, with those in flight."""
         cohort = self._cohort
-        return self._written if cohort is None else cohort.gained(self) + self._written
+        return self._written if cohort is None else self._written + cohort.steps - self._joined_step
 
     @property
     def cached(self) -> int:
         """Tokens whose keys and values are in device or host memory."""
         cohort = self._cohort
-        return self._cached if cohort is None else cohort.gained(self) + self._cached
+        return self._cached if cohort is None else self._cached + cohort.steps - self._joined_step
 
     @property
     def in_flight(self) -> int:
@@ -193,7 +189,7 @@ class Request(ClientRequest):
         cohort = self._cohort
         if cohort is None:
             return self._in_flight
-        return self._in_flight + min(cohort.gained(self), cohort.in_flight)
+        return self._in_flight + min(cohort.steps - self._joined_step, cohort.in_flight)
 
     @property
     def awaits_end(self) -> bool:

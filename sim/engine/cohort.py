@@ -152,9 +152,6 @@ class Cohort(DecodeCohort):
             return group_of(request).blocks
         return -(-(request._cached + self.steps - request._joined_step) // self.block_size)
 
-    def gained(self, request: Request) -> int:
-        return self.steps - request._joined_step
-
     def blocks_needed(self, ahead: int = 0) -> int:
         blocks = self.block_offsets[-(self.steps + ahead) % self.block_size]
         if self.groups:  # they decide step by step

@@ -15,9 +15,6 @@ from .acceptance import Acceptance, Proposals
 from .step import Verified
 
 Accept = Callable[[Request, int], int]  # of the next row of a request with drafts: how many the model accepts
-COUNT_BITS: Final = 7  # of a number of rows
-PACKED: Final = 4  # such numbers are in one: compiled code shifts a one by fewer than 32 bits
-COUNT_MASK: Final = 127
 UNKNOWN: Final = -1  # accepted drafts of a row that has not returned
 
 
@@ -29,25 +26,31 @@ class Drafts:
         self._accept: Accept = accept_none
         self.model: Optional[Acceptance] = None  # of the function, if it has one
         self.offer: Optional[Callable[[Request], int]] = None  # drafts after a step; None: always all
-        self.rows = 0  # with drafts that have returned
         self.drafted = 0
-        self.accepted = 0
-        self.counts = [0] * (tokens + 1)  # rows by accepted drafts: some are counted before they return
+        self._counts = [0] * (tokens + 1)  # rows by accepted drafts
+        self.newest = [0] * (tokens + 1)  # the same of the newest ones: small numbers are faster to count
         self.lost = 0  # drafts behind the end of an answer: accepted ones, and those of rows that are thrown away
 
-    def note_rows(self, rows: int, accepted: int) -> None:
-        """Count rows with all drafts that have returned, but not by accepted drafts."""
-        self.rows += rows
-        self.drafted += rows * self.tokens
-        self.accepted += accepted
+    @property
+    def counts(self) -> list[int]:
+        """Rows with drafts that have returned, by accepted drafts."""
+        for accepted, rows in enumerate(self.newest):
+            self._counts[accepted] += rows
+            self.newest[accepted] = 0
+        return self._counts
 
-    def count_walk(self, packed: int, sign: int) -> None:
-        """Add rows by accepted drafts, or take them back: COUNT_BITS of the number are those without one, and so on."""
-        accepted = 0
-        while packed:
-            self.counts[accepted] += sign * (packed & COUNT_MASK)
-            packed >>= COUNT_BITS
-            accepted += 1
+    @counts.setter
+    def counts(self, counts: list[int]) -> None:
+        self._counts, self.newest = counts, [0] * len(counts)
+
+    @property
+    def rows(self) -> int:
+        """Rows with drafts that have returned."""
+        return sum(self.counts)
+
+    @property
+    def accepted(self) -> int:
+        return sum([accepted * rows for accepted, rows in enumerate(self.counts)])
 
     @property
     def accepted_at(self) -> list[int]:
@@ -101,10 +104,8 @@ class Drafts:
         if row.accepted == UNKNOWN:
             row.accepted = self.draw(row.request, row.drafts)
         if row.drafts:
-            self.rows += 1
             self.drafted += row.drafts
-            self.accepted += row.accepted
-            self.counts[row.accepted] += 1
+            self.newest[row.accepted] += 1
         return row.accepted
 
     def count_alone(self, row: Verified, tokens: int) -> None:

@@ -59,7 +59,7 @@ def test_every_policy_gives_the_same_times_with_and_without_fast_forward(name: s
 
 
 def test_a_cost_model_without_the_term_keeps_no_longest_context() -> None:
-    case, checker = random_case(2000, "vllm-v1"), LongestChecker(False)
+    case, checker = random_case(2001, "vllm-v1"), LongestChecker(False)
     tree = {key: value for key, value in case.tree.items() if key != "profile"}
     plain = Profile("plain", replace(COST, decodes=replace(DECODES, longest=None)))
     simulate(scenario_from(tree), case.trace, (checker,), False, plain)
