@@ -24,7 +24,7 @@ from servesim.core.fields import policy_fields
 from servesim.costs.device_profile import bundled_profiles
 from servesim.engine.rules import rules_of
 from servesim.policies import POLICIES
-from servesim.routers import ROUTERS, Router
+from servesim.routers import ROUTERS
 from servesim.runs.metric_table import STATISTICS, TABLE
 from servesim.study.study_keys import SearchFile, SweepFile
 from servesim.traces.export import EXPORTS
@@ -119,20 +119,16 @@ def preset_table() -> str:
 
 
 def router_table() -> str:
-    """Return every router: its rule, what it knows, and its fields."""
-    rows, names = [], {kind: name for name, kind in ROUTERS.items()}
+    """Return every router: its rule, and what it knows."""
+    rows = []
     for name, kind in ROUTERS.items():
         router = kind()
         known = ["ends"] if router.learns else []
         known += ["first tokens"] if router.reads_first_tokens else []
         known += ["caches"] if router.reads_caches else []
         known += [f"reports every {router.report_interval:g} s"] if router.report_interval else []
-        base = next((known for known in kind.__mro__[1:] if known in names), Router)
-        fields = [f"`{field.name}: {to_yaml(field.default).strip('`')}`" + (f" ({field.help})" if field.help else "")
-                  for field in policy_fields(kind).values() if field.name not in policy_fields(base)]  # fmt: skip
-        fields += [f"those of `{names[base]}`"] if policy_fields(base) else []
-        rows.append([f"`{name}`", " ".join(docstring(kind).split()), ", ".join(known), "; ".join(fields)])
-    return table(("router", "rule", "learns", "fields, with defaults"), rows)
+        rows.append([f"`{name}`", " ".join(docstring(kind).split()), ", ".join(known)])
+    return table(("router", "rule", "learns"), rows)
 
 
 def key_table(model: Any, prefix: str = "") -> Callable[[], str]:
