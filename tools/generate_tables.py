@@ -17,7 +17,7 @@ from servesim.config.cluster import Cluster, Pool
 from servesim.config.registry import SPECULATIVE, about_preset, presets
 from servesim.config.scenario import EngineConfig, Scenario, TraceFile
 from servesim.config.speculative import Speculative
-from servesim.config.validation import FAMILY_OF, RECORDINGS, VALIDATION, list_policies
+from servesim.config.validation import RECORDINGS, VALIDATION, list_policies
 from servesim.core import Policy
 from servesim.core.class_source import docstring
 from servesim.core.fields import policy_fields
@@ -69,36 +69,60 @@ def escape_cell(value: Any) -> str:
     return " ".join(str(value).split()).replace("|", "\\|")
 
 
-def policy_tables() -> str:
-    """Return an overview of all policies by family (engine, validation), then a table of the fields of each."""
-    sections = [table(
-        ("family", "policy", "engine", "recordings", "validated against"),
-        ([row.family, f"[`{row.name}`](#{row.name})", rules_of(POLICIES[row.name]()).engine, row.recordings,
-          row.validated_against] for row in list_policies()),
-    )]  # fmt: skip
-    sections.append(table(("family", "not modelled"), ([name, row.not_modelled] for name, row in VALIDATION.items())))
-    common = {*policy_fields(Policy), *SPECULATIVE}
-    names = {kind: name for name, kind in POLICIES.items()}
+def policy_table() -> str:
+    """Return all policies by family: engine, and the number of recordings of each version."""
+    rows = []
+    for row in list_policies():
+        counts = [f"{version} ({count})" for version, count in RECORDINGS[row.name].items() if count]
+        engine = rules_of(POLICIES[row.name]()).engine
+        link = f"[`{row.name}`](policy-settings.md#{row.name})"
+        rows.append([row.family, link, engine, ", ".join(counts) or f"none: {row.validated_against}"])
+    return table(("family", "policy", "engine", "recordings by version"), rows)
+
+
+def not_modelled_table() -> str:
+    """Return what each family does not model."""
+    return table(("family", "not modelled"), ([name, row.not_modelled] for name, row in VALIDATION.items()))
+
+
+def setting_tables() -> str:
+    """Return a table of the fields of each policy; what another policy has too is only named."""
+    common, sections = {*policy_fields(Policy), *SPECULATIVE}, []
     for name, kind in POLICIES.items():
-        doc, defaults = (
-            " ".join(docstring(kind).split()),
-            {field.name: field.default for field in policy_fields(kind).values()},
-        )
-        base = next((known for known in POLICIES.values() if known in kind.__mro__[1:]), Policy)
-        shared = common | {f.name for f in policy_fields(base).values() if f.default == defaults[f.name]}
-        if shared >= defaults.keys():  # no field of its own
-            shared = common
-        elif base in names:
-            doc += f"\n\nThe other fields are those of `{names[base]}`."
-        sections.append(f"### {name}\n\n{doc}\n\n{field_table(kind, shared)}")
+        own = {field: value for field, value in policy_fields(kind).items() if field not in common}
+        others = [one for one in POLICIES.items() if issubclass(kind, one[1]) and one[0] != name]
+        others = others or list(POLICIES.items())[: list(POLICIES).index(name)]
+        like, other = max(others, key=lambda one: len(same_fields(own, one[1], kind)), default=("", kind))
+        same = same_fields(own, other, kind) if like else set()
+        same = same if len(same) > 2 else set()
+        doc = " ".join(docstring(kind).split()) + (same_text(own, like, kind, same) if same else "")
+        rest = f"\n{field_table(kind, common | same)}" if same < own.keys() else ""
+        sections.append(f"### {name}\n\n{doc}\n{rest}")
     return "\n".join(sections)
 
 
-def recording_table() -> str:
-    """Return the number of recordings of each policy and version."""
-    rows = [[FAMILY_OF[name], f"`{name}`", version, count or "none"]
-            for name, counts in RECORDINGS.items() for version, count in counts.items()]  # fmt: skip
-    return table(("family", "policy", "version", "recordings"), rows)
+def same_fields(fields: Mapping[str, Any], other: type[Policy], kind: type[Policy]) -> set[str]:
+    """Return the fields that another policy has too, with the same meaning; a subclass may have other defaults."""
+    known = policy_fields(other)
+    return {name for name, field in fields.items()
+            if name in known and subject(known[name].help) == subject(field.help)
+            and (known[name].default == field.default or issubclass(kind, other))}  # fmt: skip
+
+
+def same_text(fields: Mapping[str, Any], like: str, kind: type[Policy], same: Set[str]) -> str:
+    """Return the sentences that name the fields of another policy."""
+    if not issubclass(kind, POLICIES[like]):
+        return f" As in `{like}`: {', '.join(f'`{field}`' for field in fields if field in same)}."
+    known = policy_fields(POLICIES[like])
+    changed = [f"`{name}: {fields[name].default}`" for name in fields
+               if name in same and fields[name].default != known[name].default]  # fmt: skip
+    text = f" Other defaults: {', '.join(changed)}." if changed else ""
+    return f"{text} {'The other' if same < fields.keys() else 'Its'} fields are those of `{like}`."
+
+
+def subject(text: str) -> str:
+    """Return the beginning of a help text, without its remarks."""
+    return re.split(r"[,;:(]| under ", text)[0].strip()
 
 
 def common_field_table() -> str:
@@ -114,8 +138,9 @@ def field_table(kind: type[Policy], without: Set[str]) -> str:
 
 
 def preset_table() -> str:
-    """Return all presets with their descriptions."""
-    return table(("preset", "system and version"), ([f"`{name}`", about_preset(name) or ""] for name in presets()))
+    """Return all presets with the first sentence of their descriptions."""
+    rows = ([f"`{name}`", (about_preset(name) or "").split(". ")[0]] for name in presets())
+    return table(("preset", "system and version"), rows)
 
 
 def router_table() -> str:
@@ -197,13 +222,15 @@ def metric_table() -> str:
 
 
 def profile_table() -> str:
-    """Return the bundled profiles."""
+    """Return the bundled profiles, with the mean held-out errors of their steps."""
     rows = []
     for name, folder in bundled_profiles().items():
         about = yaml.safe_load((folder / "profile.yaml").read_text(encoding="utf-8"))
-        rows.append([f"`{name}`", about.get("device", ""), about.get("model", ""), about.get("date", ""),
-                     about.get("how", "")])  # fmt: skip
-    return table(("profile", "device", "model", "date", "source of the step costs"), rows)
+        model, error = about.get("model", ""), about.get("error", {})
+        kinds = [f"{kind} {100 * error[kind]['mean']:.1f} %" for kind in ("prefill", "decode", "mixed") if kind in error]
+        rows.append([f"`{name}`", about.get("device", ""), model["name"] if isinstance(model, dict) else model,
+                     about.get("how", ""), ", ".join(kinds)])  # fmt: skip
+    return table(("profile", "device", "model", "source of the step costs", "mean held-out error"), rows)
 
 
 def ascend_table() -> str:
@@ -248,8 +275,9 @@ def benchmark_table(name: str, script: str) -> Callable[[], str]:
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
-    "policies": policy_tables,
-    "recordings": recording_table,
+    "policies": policy_table,
+    "not-modelled": not_modelled_table,
+    "settings": setting_tables,
     "common-fields": common_field_table,
     "presets": preset_table,
     "scenario-keys": key_table(Scenario),
