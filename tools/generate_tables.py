@@ -227,9 +227,10 @@ def profile_table() -> str:
     for name, folder in bundled_profiles().items():
         about = yaml.safe_load((folder / "profile.yaml").read_text(encoding="utf-8"))
         model, error = about.get("model", ""), about.get("error", {})
-        kinds = [kind for kind in ("prefill", "decode", "mixed") if kind in error]
+        known = [kind for kind in ("prefill", "decode", "mixed") if kind in error]
+        errors = [f"{kind} {100 * error[kind]['mean']:.1f} %" for kind in known]
         rows.append([f"`{name}`", about.get("device", ""), model["name"] if isinstance(model, dict) else model,
-                     about.get("how", ""), ", ".join(f"{kind} {100 * error[kind]['mean']:.1f} %" for kind in kinds)])  # fmt: skip
+                     about.get("how", ""), ", ".join(errors)])  # fmt: skip
     return table(("profile", "device", "model", "source of the step costs", "mean held-out error"), rows)
 
 
