@@ -35,11 +35,14 @@ Pipes and files get plain text.
 
 ## Shared options
 
-Every command has `-q`. The line "shared" of a command names the other options below that it has.
+Every command has `-q`. The line "shared" of a command names the other options below that it has;
+their defaults may differ.
 
 """
 
 SHARED_BY = 2  # an option with the same text in this many commands is described once, at the top
+DEFAULT = re.compile(r" \(default:? [^()]*\)")
+SHARED_GROUPS = ("model and device by name", "scenario", "device", "server", "editing")
 LONGEST_DEFAULT = 24  # characters of " (default ...)"; --help prints longer ones
 
 
@@ -73,15 +76,24 @@ def options(inner: argparse.ArgumentParser) -> Iterator[tuple[str, str, str]]:
 
 
 def shared_options(parsers: list[argparse.ArgumentParser]) -> dict[str, dict[str, str]]:
-    """Return the lines of the options that several commands have, by title and name; of two texts, the commoner."""
+    """Return the lines of the options that several commands have, by title and name; of two meanings, the commoner."""
     known = [option for inner in parsers for option in options(inner) if option[1].startswith("-")]
-    counts = Counter((name, line) for _, name, line in known)
-    common = {name: line for (name, line), count in reversed(counts.most_common()) if count >= SHARED_BY}
+    counts = Counter((name, meaning(line)) for _, name, line in known)
+    common = {name: one for (name, one), count in reversed(counts.most_common()) if count >= SHARED_BY}
     shared: dict[str, dict[str, str]] = {}
     for title, name, line in known:
-        if common.get(name) == line and not any(name in group for group in shared.values()):
-            shared.setdefault(title, {})[name] = line
+        if common.get(name) == meaning(line) and not any(name in group for group in shared.values()):
+            texts = Counter(text for _, other, text in known if (other, meaning(text)) == (name, meaning(line)))
+            defaults = {DEFAULT.findall(text)[0] if DEFAULT.search(text) else "" for text in texts}
+            text = texts.most_common(1)[0][0]
+            group = shared.setdefault(title if title in SHARED_GROUPS else "general", {})
+            group[name] = text if len(defaults) == 1 else DEFAULT.sub("", text)
     return shared
+
+
+def meaning(line: str) -> str:
+    """Return what tells two options of one name apart: the placeholder, and two words of the text; of a folder all."""
+    return line if "`-o, " in line else " ".join(line.replace(":", " ").split()[:5])
 
 
 def section(name: str, about: str, inner: argparse.ArgumentParser, shared: Mapping[str, Mapping[str, str]]) -> str:
@@ -89,7 +101,7 @@ def section(name: str, about: str, inner: argparse.ArgumentParser, shared: Mappi
     known = {option: line for _, option, line in options(inner)}
     others: list[str] = []
     for title, group in shared.items():
-        found = [option for option, line in group.items() if known.get(option) == line]
+        found = [option for option, line in group.items() if meaning(known.get(option, "")) == meaning(line)]
         others += [f"*{title}*"] if len(found) == len(group) > 2 else [f"`{option}`" for option in found]
         for option in found:
             del known[option]
@@ -137,7 +149,7 @@ def item(action: argparse.Action) -> str:
 
 def short(text: str) -> str:
     """Return a help text without remarks after a semicolon, and without a default that is a sentence."""
-    default = re.search(r" \(default:? [^()]*\)", text)
+    default = DEFAULT.search(text)
     text = re.sub(r" \([^()]*default:? [^()]*\)", "", text)
     return first_sentence(text.partition("; ")[0]) + (
         default[0] if default and len(default[0]) <= LONGEST_DEFAULT else ""
