@@ -114,7 +114,7 @@ def same_text(fields: Mapping[str, Any], like: str, kind: type[Policy], same: Se
     if not issubclass(kind, POLICIES[like]):
         return f" As in `{like}`: {', '.join(f'`{field}`' for field in fields if field in same)}."
     known = policy_fields(POLICIES[like])
-    changed = [f"`{name}: {fields[name].default}`" for name in fields
+    changed = [setting(fields[name]) for name in fields
                if name in same and fields[name].default != known[name].default]  # fmt: skip
     text = f" Other defaults: {', '.join(changed)}." if changed else ""
     return f"{text} {'The other' if same < fields.keys() else 'Its'} fields are those of `{like}`."
@@ -133,8 +133,14 @@ def common_field_table() -> str:
 def field_table(kind: type[Policy], without: Set[str]) -> str:
     """Return the fields of a policy class except some, with their defaults and help texts."""
     known = policy_fields(kind).values()
-    rows = [[f"`{field.name}`", f"`{field.default}`", field.help] for field in known if field.name not in without]
-    return table(("field", "default", "meaning"), rows)
+    rows = [[setting(field), field.help] for field in known if field.name not in without]
+    return table(("field and default", "meaning"), rows)
+
+
+def setting(field: Any) -> str:
+    """Return a field with its default, as a line of YAML."""
+    value = list(field.default) if isinstance(field.default, tuple) else field.default
+    return f"`{field.name}: {to_yaml(value).strip('`')}`"
 
 
 def preset_table() -> str:
