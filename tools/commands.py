@@ -106,19 +106,13 @@ def section(name: str, about: str, inner: argparse.ArgumentParser, shared: Mappi
         for option in found:
             del known[option]
     about = sentence(first_sentence(inner.description or about))
-    usage = synopsis(name, inner)
-    lines = [f"## {name}", "", about if usage == name else f"`{usage}`: {about}", ""]
+    needed = [
+        f"`{action.option_strings[-1]}`" for action in inner._actions if action.option_strings and action.required
+    ]
+    lines = [f"## {name}", "", about + (f" Required: {', '.join(needed)}." if needed else ""), ""]
     others = [other for other in others if other != "`--quiet`"]
     lines += [*known.values(), *([f"- shared: {', '.join(others)}"] if others else [])]
     return "\n".join([*lines, ""] if known or others else lines)
-
-
-def synopsis(name: str, inner: argparse.ArgumentParser) -> str:
-    """Return the usage line of a command; only required options are listed."""
-    positional = [action for action in inner._actions if not action.option_strings]
-    required = [action for action in inner._actions if action.option_strings and action.required]
-    options = [f"{action.option_strings[-1]} {operand(action)}" for action in required]
-    return " ".join([name, *options, *(operand(action) for action in positional)])
 
 
 def operand(action: argparse.Action) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Optional
 
 import yaml
 from servesim.config.cluster import Cluster, Pool
-from servesim.config.registry import SPECULATIVE, about_preset, presets
+from servesim.config.registry import SPECULATIVE, preset, presets
 from servesim.config.scenario import EngineConfig, Scenario, TraceFile
 from servesim.config.speculative import Speculative
 from servesim.config.validation import RECORDINGS, VALIDATION, list_policies
@@ -144,9 +144,11 @@ def setting(field: Any) -> str:
 
 
 def preset_table() -> str:
-    """Return all presets with the first sentence of their descriptions."""
-    rows = ([f"`{name}`", (about_preset(name) or "").split(". ")[0]] for name in presets())
-    return table(("preset", "system and version"), rows)
+    """Return the names of the presets of each policy."""
+    found: dict[str, list[str]] = {name: [] for name in POLICIES}
+    for name in presets():
+        found[preset(name)["policy"]["name"]].append(f"`{name}`")
+    return table(("policy", "presets"), ([f"`{name}`", ", ".join(names)] for name, names in found.items() if names))
 
 
 def router_table() -> str:
