@@ -25,7 +25,7 @@ from servesim.costs.device_profile import bundled_profiles
 from servesim.engine.rules import rules_of
 from servesim.policies import POLICIES
 from servesim.routers import ROUTERS, Router
-from servesim.runs.metric_table import STATISTICS, TABLE
+from servesim.runs.metric_table import TABLE
 from servesim.study.study_keys import SearchFile, SweepFile
 from servesim.traces.export import EXPORTS
 from servesim.traces.make.arrivals import ARRIVAL_KINDS
@@ -218,15 +218,9 @@ def kind_table(models: Mapping[str, Any]) -> str:
 
 
 def metric_table() -> str:
-    """Return the metrics by the better direction; the statistics of latencies in one line."""
-    latency = f"{', '.join(f'`{name}`' for name in STATISTICS)} of a latency: `p99_ttft_ms`, `mean_tpot_ms`, and so on"
-    rows = [["minimise", latency, "ms"]]
-    for goal, word in (("min", "minimise"), ("max", "maximise")):
-        metrics = [metric for metric in TABLE if metric.goal == goal and metric.unit != "ms"]
-        for unit in dict.fromkeys(metric.unit for metric in metrics):
-            names = ", ".join(f"`{metric.name}`" for metric in metrics if metric.unit == unit)
-            rows.append([word, names, unit or "number or fraction"])
-    return table(("goal", "metrics", "unit"), rows)
+    """Return the metrics that sweeps maximise; they minimise the others."""
+    names = ", ".join(f"`{metric.name}`" for metric in TABLE if metric.goal == "max")
+    return f"Maximised: {names}. All other metrics are minimised.\n"
 
 
 def profile_table() -> str:
