@@ -27,7 +27,6 @@ from servesim.policies import POLICIES
 from servesim.routers import ROUTERS, Router
 from servesim.runs.metric_table import TABLE
 from servesim.study.study_keys import SearchFile, SweepFile
-from servesim.traces.export import EXPORTS
 from servesim.traces.make.arrivals import ARRIVAL_KINDS
 from servesim.traces.make.lengths import DISTRIBUTION_KINDS, PAIR_KINDS
 from servesim.traces.read.formats import FORMATS
@@ -193,9 +192,8 @@ def to_yaml(value: Any) -> str:
 
 
 def format_table() -> str:
-    """Return the trace formats that servesim reads, and which of them it writes."""
-    rows = ([f"`{name}`", entry.about, "yes" if name in EXPORTS else ""] for name, entry in FORMATS.items())
-    return table(("format", "description", "can be written"), rows)
+    """Return the trace formats that servesim reads."""
+    return table(("format", "description"), ([f"`{name}`", entry.about] for name, entry in FORMATS.items()))
 
 
 def arrival_table() -> str:
