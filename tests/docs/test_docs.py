@@ -1,4 +1,4 @@
-"""README and docs: every command runs and prints the output shown, every link has a target."""
+"""README, docs and the site: every command runs and prints the output shown, every link has a target."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import servesim.api
+import yaml
 from servesim.cli import Parser, parser
 
 from ..conftest import ROOT
@@ -243,6 +244,21 @@ def test_the_readme_links_every_page() -> None:
     linked = {groups[0].partition("#")[0] for groups in LINK.findall(prose(ROOT / "README.md"))}
     missing = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} - linked
     assert not missing
+
+
+def test_the_navigation_of_the_site_lists_every_page_once() -> None:
+    """In four groups. `make docs` builds the site and checks its links."""
+    groups = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    assert [name for group in groups for name in group] == ["Start", "Guides", "Reference", "Why trust it"]
+    assert sorted(leaves(groups)) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+
+
+def leaves(entry: Any) -> list[str]:
+    """Return the pages of an entry of the navigation."""
+    if isinstance(entry, str):
+        return [entry]
+    inner = entry.values() if isinstance(entry, dict) else entry
+    return [page for part in inner for page in leaves(part)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
