@@ -230,12 +230,16 @@ def percent(value: Optional[float]) -> str:
     return "" if value is None else f"{100 * value:.1f} %"
 
 
-def benchmark_table(name: str, script: str) -> Callable[[], str]:
-    """Return a function that reads a result of a benchmark from benchmarks/results (Markdown or CSV)."""
+def benchmark_table(name: str, script: str, only: str = "|") -> Callable[[], str]:
+    """Return a function that reads a result of a benchmark from benchmarks/results (Markdown or CSV).
+
+    Of a Markdown table, it has the rows that contain `only`.
+    """
 
     def write() -> str:
         if (RESULTS / f"{name}.md").is_file():
-            return (RESULTS / f"{name}.md").read_text(encoding="utf-8").strip() + "\n"
+            text = (RESULTS / f"{name}.md").read_text(encoding="utf-8").strip() + "\n"
+            return re.sub(rf"(?<=\|\n)(?!\|---)(?!.*{re.escape(only)}).*\|\n", "", text)
         path = RESULTS / f"{name}.csv"
         if not path.is_file():
             return f"*Not measured for this version yet. Run {script}.*\n"
@@ -268,9 +272,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "profiles": profile_table,
     "ascend": ascend_table,
     "contest": lambda: table(CONTEST_HEAD, contest_rows()),
-    "h200": benchmark_table("h200", "`benchmarks/h200_replay.py`"),
-    "h200-before": benchmark_table("h200_before", "`benchmarks/h200_replay.py`"),
-    "kbk": benchmark_table("kbk", "`benchmarks/kbk_replay.py`"),
+    "h200": benchmark_table("h200", "`benchmarks/h200_replay.py`", "**"),
+    "kbk": benchmark_table("kbk", "`benchmarks/kbk_replay.py`", "**"),
     "proof-expected": lambda: table(EXPECTED_HEAD, expected_rows()),
     "proof-others": lambda: table(OTHERS_HEAD, others_rows()),
     "proof-summary": lambda: table(SUMMARY_HEAD, summary_rows()),
