@@ -135,12 +135,15 @@ def router_table() -> str:
     return table(("router", "rule", "learns", "fields, with defaults"), rows)
 
 
-def key_table(model: Any, prefix: str = "") -> Callable[[], str]:
-    """Return a function that writes the keys of a pydantic model."""
+def key_table(model: Any, prefix: str = "", beside: Any = None) -> Callable[[], str]:
+    """Return a function that writes the keys of a pydantic model, without those that are the same in another one."""
 
     def write() -> str:
         rows = []
         for name, field in model.model_fields.items():
+            other = beside.model_fields.get(name) if beside else None
+            if other is not None and other.description == field.description:
+                continue
             value = field.get_default(call_default_factory=True)
             default = "" if field.is_required() else to_yaml(value)
             rows.append([f"`{prefix}{name}`", default, field.description or ""])
@@ -264,7 +267,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "routers": router_table,
     "trace-keys": key_table(TraceFile, "trace."),
     "sweep-keys": key_table(SweepFile),
-    "search-keys": key_table(SearchFile),
+    "search-keys": key_table(SearchFile, beside=SweepFile),
     "formats": format_table,
     "arrivals": arrival_table,
     "lengths": length_table,
