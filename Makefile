@@ -75,7 +75,7 @@ versions: $(VENV)/.compiled $(VENV)/.packages kbk
 	@touch $@
 
 docs: .venv-docs/.installed
-	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
 # Regenerate tables, printed output and charts of README and docs, and run the notebooks from their Python files.
 renew: $(VENV)/.servesim $(VENV)/.packages
