@@ -276,7 +276,6 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "ascend": ascend_table,
     "contest": lambda: table(CONTEST_HEAD, contest_rows()),
     "h200": benchmark_table("h200", "`benchmarks/h200_replay.py`", "**"),
-    "kbk": benchmark_table("kbk", "`benchmarks/kbk_replay.py`", "**"),
     "proof-expected": lambda: table(EXPECTED_HEAD, expected_rows()),
     "proof-others": lambda: table(OTHERS_HEAD, others_rows()),
     "proof-summary": lambda: table(SUMMARY_HEAD, summary_rows()),
