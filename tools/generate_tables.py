@@ -163,12 +163,15 @@ def router_table() -> str:
     return table(("router", "rule", "learns"), rows)
 
 
-def key_table(model: Any, prefix: str = "") -> Callable[[], str]:
-    """Return a function that writes the keys of a pydantic model."""
+def key_table(model: Any, prefix: str = "", beside: Any = None) -> Callable[[], str]:
+    """Return a function that writes the keys of a pydantic model, without those that are the same in another one."""
 
     def write() -> str:
         rows = []
         for name, field in model.model_fields.items():
+            other = beside.model_fields.get(name) if beside else None
+            if other is not None and other.description == field.description:
+                continue
             value = field.get_default(call_default_factory=True)
             default = "" if field.is_required() else to_yaml(value)
             rows.append([f"`{prefix}{name}`", default, field.description or ""])
@@ -254,12 +257,16 @@ def percent(value: Optional[float]) -> str:
     return "" if value is None else f"{100 * value:.1f} %"
 
 
-def benchmark_table(name: str, script: str) -> Callable[[], str]:
-    """Return a function that reads a result of a benchmark from benchmarks/results (Markdown or CSV)."""
+def benchmark_table(name: str, script: str, only: str = "|") -> Callable[[], str]:
+    """Return a function that reads a result of a benchmark from benchmarks/results (Markdown or CSV).
+
+    Of a Markdown table, it has the rows that contain `only`.
+    """
 
     def write() -> str:
         if (RESULTS / f"{name}.md").is_file():
-            return (RESULTS / f"{name}.md").read_text(encoding="utf-8").strip() + "\n"
+            text = (RESULTS / f"{name}.md").read_text(encoding="utf-8").strip() + "\n"
+            return re.sub(rf"(?<=\|\n)(?!\|---)(?!.*{re.escape(only)}).*\|\n", "", text)
         path = RESULTS / f"{name}.csv"
         if not path.is_file():
             return f"*Not measured for this version yet. Run {script}.*\n"
@@ -285,7 +292,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "routers": router_table,
     "trace-keys": key_table(TraceFile, "trace."),
     "sweep-keys": key_table(SweepFile),
-    "search-keys": key_table(SearchFile),
+    "search-keys": key_table(SearchFile, beside=SweepFile),
     "formats": format_table,
     "arrivals": arrival_table,
     "lengths": length_table,
@@ -293,9 +300,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "profiles": profile_table,
     "ascend": ascend_table,
     "contest": lambda: table(CONTEST_HEAD, contest_rows()),
-    "h200": benchmark_table("h200", "`benchmarks/h200_replay.py`"),
-    "h200-before": benchmark_table("h200_before", "`benchmarks/h200_replay.py`"),
-    "kbk": benchmark_table("kbk", "`benchmarks/kbk_replay.py`"),
+    "h200": benchmark_table("h200", "`benchmarks/h200_replay.py`", "**"),
     "proof-expected": lambda: table(EXPECTED_HEAD, expected_rows()),
     "proof-others": lambda: table(OTHERS_HEAD, others_rows()),
     "proof-summary": lambda: table(SUMMARY_HEAD, summary_rows()),
