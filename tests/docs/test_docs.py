@@ -240,10 +240,18 @@ def anchors(page: Path) -> set[str]:
     return {head.strip().replace(" ", "-") for head in cleaned}
 
 
-def test_the_readme_links_every_page() -> None:
-    linked = {groups[0].partition("#")[0] for groups in LINK.findall(prose(ROOT / "README.md"))}
-    missing = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} - linked
-    assert not missing
+def test_every_page_is_at_most_two_links_from_the_readme() -> None:
+    near, front = set(), {ROOT / "README.md"}
+    for _ in range(2):
+        front = {target for page in front for target in linked_pages(page)} - near
+        near |= front
+    assert not set((ROOT / "docs").glob("*.md")) - near
+
+
+def linked_pages(page: Path) -> set[Path]:
+    """Return the pages of docs that a page links."""
+    targets = {(page.parent / groups[0].partition("#")[0]).resolve() for groups in LINK.findall(prose(page))}
+    return {target for target in targets if target.suffix == ".md" and target.parent == ROOT / "docs"}
 
 
 def test_the_navigation_of_the_site_lists_every_page_once() -> None:
