@@ -262,6 +262,10 @@ def leaves(entry: Any) -> list[str]:
     return [page for part in inner for page in leaves(part)]
 
 
+def test_the_pages_have_at_most_350_000_bytes() -> None:
+    assert sum(path.stat().st_size for path in (ROOT / "docs").glob("*.md")) <= 350_000
+
+
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_no_command_is_outside_a_code_block(page: Path) -> None:
     hidden = re.search(r"^(?: {4}|\t)+(?:\$ )?(?:sim|make|python|pip) .*$", prose(page), re.MULTILINE)
