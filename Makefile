@@ -1,5 +1,5 @@
 # `make demo` runs an example sweep, `make compile` compiles the engine, `make test` checks a change in about twelve minutes,
-# `make test-all` also runs the slow checks.
+# `make test-all` also runs the slow checks. `make docs` builds the site of docs/.
 # They create the virtual environments they need, with the versions of constraints.txt.
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +10,7 @@ RECOMMEND := sim recommend --model llama-3.1-8b --device H100 --rate 20 --prompt
 PARALLEL := -n auto --maxprocesses 8
 SOURCES := $(shell find sim policies routers calibrate traces -name '*.py' -o -name '*.yaml' -o -name '*.html' -o -name '*.js' -o -name '*.css' -o -name '*.csv*')
 
-.PHONY: demo compile test test-all versions lint docs bench kbk vllm clean
+.PHONY: demo compile test test-all versions lint docs renew bench kbk vllm clean
 
 # servesim is installed as a wheel, so that the demo and the tests use the same files as users. It is compiled if there
 # is a C compiler; `make compile` fails without one.
@@ -55,9 +55,9 @@ vllm:
 test: $(VENV)/.compiled lint
 	SERVESIM_COMPILE=1 $(BIN)/python -Im pytest $(PARALLEL) --dist worksteal -m 'not slow and not kbk and not live and not ascend'
 
-# Documents, notebooks, wheels, kills, fuzzing and MindSpore by file, because these files share costly fixtures. Then the
+# The site, then documents, notebooks, wheels, kills, fuzzing and MindSpore by file, because these files share costly fixtures. Then the
 # tests that go by the wall clock, one by one.
-test-all: test kbk
+test-all: test kbk docs
 	SERVESIM_COMPILE=1 $(BIN)/python -Im pytest $(PARALLEL) --dist loadfile -m '(slow or kbk) and not live and not ascend'
 	$(BIN)/python -Im pytest -m live
 
@@ -67,8 +67,18 @@ versions: $(VENV)/.compiled $(VENV)/.packages kbk
 		echo "$$venv: $$($$venv/bin/python --version) on $$(uname -sm)"; \
 		$$venv/bin/pip freeze --disable-pip-version-check --exclude servesim | paste -sd ' ' | fold -sw 120; }; done
 
+# The site of docs/, with search and no broken link. Open site/index.html; it needs no network.
+.venv-docs/.installed: tools/docs_constraints.txt
+	@rm -rf .venv-docs
+	@$(PYTHON) -m venv .venv-docs
+	@.venv-docs/bin/pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+docs: .venv-docs/.installed
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+
 # Regenerate tables, printed output and charts of README and docs, and run the notebooks from their Python files.
-docs: $(VENV)/.servesim $(VENV)/.packages
+renew: $(VENV)/.servesim $(VENV)/.packages
 	$(BIN)/python tools/generate_tables.py
 	$(BIN)/python tools/run_doc_examples.py
 	$(BIN)/python tools/doc_charts.py
@@ -78,4 +88,4 @@ bench: $(VENV)/.compiled
 	$(BIN)/python benchmarks/speed.py --million
 
 clean:
-	rm -rf $(VENV) .venv-kbk .venv-vllm build dist demo-out .cache
+	rm -rf $(VENV) .venv-kbk .venv-vllm .venv-docs build dist site demo-out .cache

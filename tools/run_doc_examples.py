@@ -10,7 +10,7 @@ The language of a fenced block decides what happens:
     yaml, csv, json   saved for the following blocks if they have a file name
     text, mermaid     only displayed
 The line above a block with a file name is "File `NAME`:", because rendered Markdown does not show the name.
-The blocks of a page run in order, in one empty folder.
+The blocks of a page run in order, in one empty folder. For a recipe, it has the files of docs/recipes.md.
 A port given with --port is replaced by a free one while a block runs. What a block leaves running is killed at its end.
 """
 
@@ -56,6 +56,11 @@ class ConsoleCommand(NamedTuple):
 def pages() -> list[Path]:
     """Return README, CONTRIBUTING and all pages of docs."""
     return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def recipes() -> list[Path]:
+    """Return the pages with one recipe each."""
+    return sorted((ROOT / "docs").glob("recipe-*.md"))
 
 
 def parse_blocks(text: str) -> list[Block]:
@@ -155,6 +160,9 @@ def update_page(page: Path) -> bool:
     text = page.read_text(encoding="utf-8")
     new, position = "", 0
     with tempfile.TemporaryDirectory(prefix="servesim-") as scratch:
+        if page in recipes():
+            for block in parse_blocks((ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")):
+                list(run_block(block, Path(scratch)))
         for block in parse_blocks(text):
             outputs = list(run_block(block, Path(scratch)))
             if outputs:

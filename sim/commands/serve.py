@@ -51,7 +51,7 @@ def register(commands: Any) -> None:
         "--default-output TOKENS": "length of an answer if the client sets no limit",
     }, type=int, default=256)  # fmt: skip
     options.add(where, {
-        "--tokenizer PATH": "tokenizer.model or tokenizer.json, or a folder with one: prompts have its tokens "
+        "--tokenizer PATH": "tokens of prompts: a tokenizer.model or tokenizer.json, or a folder with one "
         "(default: one word is one token)",
     })  # fmt: skip
     options.add_contest_options(serve)

@@ -63,7 +63,7 @@ def format_result(result: Result, top: int = 10, screen: Screen = PLAIN) -> str:
 
 
 def result_json(result: Result, verdict: Verdict) -> dict[str, Any]:
-    """Return the whole result; docs/sweeps.md describes the keys."""
+    """Return the whole result; docs/sweep-keys.md describes the keys."""
     experiment = result.experiment
     data: dict[str, Any] = {
         "name": experiment.name,

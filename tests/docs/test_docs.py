@@ -1,4 +1,4 @@
-"""README and docs: every command runs and prints the output shown, every link has a target."""
+"""README, docs and the site: every command runs and prints the output shown, every link has a target."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import servesim.api
+import yaml
 from servesim.cli import Parser, parser
 
 from ..conftest import ROOT
@@ -38,7 +39,7 @@ def tool(name: str) -> ModuleType:
 pages, generate_tables = tool("run_doc_examples"), tool("generate_tables")
 PAGES = pages.pages()
 TABLE_PAGES = generate_tables.table_pages()
-TESTED_ELSEWHERE = ("docs/recipes.md",)  # test_recipes.py compares its outputs in the same way, and uses its results
+TESTED_ELSEWHERE = (ROOT / "docs" / "recipes.md", *pages.recipes())  # by test_recipes.py, which uses their results
 LINK = re.compile(r"(?<!`)!?\[[^\]]*\]\(([^)\s]+)\)|<img [^>]*src=\"([^\"]+)\"")
 INLINE = re.compile(r"(?<!`)`((?:sim|python -m servesim) [^`\n]+)`(?!`)")
 
@@ -50,7 +51,7 @@ def page_name(page: Path) -> str:
 RUN_HERE = [
     pytest.param(page, id=page_name(page), marks=[] if page.name == "README.md" else [pytest.mark.slow])
     for page in PAGES
-    if page_name(page) not in TESTED_ELSEWHERE
+    if page not in TESTED_ELSEWHERE
 ]
 
 
@@ -116,17 +117,17 @@ def test_the_page_of_commands_is_up_to_date() -> None:
 
 
 @pytest.mark.parametrize(("name", "most"), [("my_policy.py", 20), ("my_sweep.yaml", 20), ("hf_fifo.py", 40)])
-def test_an_example_in_the_docs_equals_its_file(name: str, most: int) -> None:
+def test_an_example_in_the_docs_equals_its_file_or_is_a_link_to_it(name: str, most: int) -> None:
     file = (ROOT / "examples" / name).read_text(encoding="utf-8")
     blocks = [block for page in PAGES for block in pages.parse_blocks(page.read_text(encoding="utf-8"))]
     shown = [block.text for block in blocks if block.name == name]
-    assert shown
-    assert set(shown) == {file}
+    assert shown or any(f"](../examples/{name})" in page.read_text(encoding="utf-8") for page in PAGES)
+    assert set(shown) <= {file}
     assert sum(bool(line.strip()) for line in file.splitlines()) <= most
 
 
 def test_the_text_of_recipe_10_has_the_printed_interval() -> None:
-    text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8").partition("## 10. ")[2]
+    text = (ROOT / "docs" / "recipe-trust.md").read_text(encoding="utf-8")
     printed = re.search(r"^P99 TTFT .* ms \[(.+), (.+)\]$", text, re.MULTILINE)
     assert printed is not None and f"is between {printed[1]} and {printed[2]} ms" in text
 
@@ -240,9 +241,29 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_the_readme_links_every_page() -> None:
+    """Recipes are linked by their index."""
     linked = {groups[0].partition("#")[0] for groups in LINK.findall(prose(ROOT / "README.md"))}
-    missing = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} - linked
+    missing = {f"docs/{path.name}" for path in set((ROOT / "docs").glob("*.md")) - set(pages.recipes())} - linked
     assert not missing
+
+
+def test_the_navigation_of_the_site_lists_every_page_once() -> None:
+    """In four groups. `make docs` builds the site and checks its links."""
+    groups = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    assert [name for group in groups for name in group] == ["Start", "Guides", "Reference", "Why trust it"]
+    assert sorted(leaves(groups)) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+
+
+def leaves(entry: Any) -> list[str]:
+    """Return the pages of an entry of the navigation."""
+    if isinstance(entry, str):
+        return [entry]
+    inner = entry.values() if isinstance(entry, dict) else entry
+    return [page for part in inner for page in leaves(part)]
+
+
+def test_the_pages_have_at_most_350_000_bytes() -> None:
+    assert sum(path.stat().st_size for path in (ROOT / "docs").glob("*.md")) <= 350_000
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)

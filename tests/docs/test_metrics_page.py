@@ -1,4 +1,4 @@
-"""docs/metrics.md: it names every key of result.json, and every column and key of the other files of a run."""
+"""docs/metrics.md and run-files.md: they name every key of result.json, and every column and key of the other files."""
 
 from __future__ import annotations
 
@@ -33,19 +33,21 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def names_on_the_page() -> set[str]:
-    text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+def names_on_the_pages() -> set[str]:
+    text = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("metrics.md", "run-files.md"))
     return {name for code in re.findall(r"`([^`\n]+)`", text) for name in re.split(r"[\s,]+", code)}
 
 
 def missing(names: Any) -> set[str]:
-    """Return the names that the page does not have; a statistic of a latency is described by the latency."""
+    """Return the names that the pages do not have; a statistic of a latency is described by the latency."""
     plain = {LATENCY.sub(r"\1", re.sub(r"\[.*\]", "", name)) for name in names}
-    return plain - names_on_the_page()
+    return plain - names_on_the_pages()
 
 
-def test_it_names_every_metric() -> None:
+def test_the_page_of_metrics_names_every_metric() -> None:
+    text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     assert sorted(missing(METRICS)) == []
+    assert sorted(LATENCY.sub(r"\1", name) for name in METRICS if LATENCY.sub(r"\1", name) not in text) == []
 
 
 def columns_of(path: Path) -> list[str]:
@@ -63,7 +65,7 @@ def keys_of(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_it_names_every_key_and_column_of_a_run(name: str, tmp_path: Path) -> None:
+def test_the_pages_name_every_key_and_column_of_a_run(name: str, tmp_path: Path) -> None:
     scenario, out, log = tmp_path / "scenario.json", tmp_path / "out", tmp_path / "log.jsonl"
     scenario.write_text(json.dumps({**SCENARIOS[name], "profile": "h200-llama2-7b", "slo": {"ttft": 500}}))
     (tmp_path / "answers.csv").write_text("arrival_s,prompt_tokens,output_tokens,n\n0,100,20,2\n0.1,50,10,4\n")
@@ -72,7 +74,7 @@ def test_it_names_every_key_and_column_of_a_run(name: str, tmp_path: Path) -> No
     assert sorted(missing([*keys, *columns_of(out / "requests.csv"), *keys_of_lines(log)])) == []
 
 
-def test_it_names_every_key_and_column_of_a_replay(tmp_path: Path) -> None:
+def test_the_pages_name_every_key_and_column_of_a_replay(tmp_path: Path) -> None:
     scenario, out = tmp_path / "scenario.json", tmp_path / "out"
     few = {**WORKLOAD, "requests": 4, "lengths": {"kind": "fixed", "prompt": 20, "output": 3}}
     scenario.write_text(json.dumps({"policy": {"name": "vllm-v1"}, "workload": few, "profile": "h200-llama2-7b"}))

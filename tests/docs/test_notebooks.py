@@ -47,7 +47,7 @@ def test_every_notebook_is_tested() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_holds_the_output_of_one_run(name: str) -> None:
-    """`make docs` writes it: every code cell ran once, in order, without errors, warnings and progress bars."""
+    """`make renew` writes it: every code cell ran once, in order, without errors, warnings and progress bars."""
     codes = [cell for cell in read(name)["cells"] if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in codes] == list(range(1, len(codes) + 1))
     assert sum(bool(cell["outputs"]) for cell in codes) >= 4

@@ -1,4 +1,4 @@
-"""docs/recipes.md: its commands print the outputs shown, and the main recipes answer their questions correctly."""
+"""docs/recipes.md and docs/recipe-*.md: commands print the outputs shown, and recipes answer their questions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from servesim.study.sweep import load_summary
 from ..conftest import ROOT
 
 pytestmark = pytest.mark.slow
-PAGE = ROOT / "docs" / "recipes.md"
+INDEX = ROOT / "docs" / "recipes.md"
 SERVER = {
     "base": 0.022,
     "prefill_token": 0.00012,
@@ -37,7 +37,7 @@ SERVER = {
 
 
 class Recipes(NamedTuple):
-    """The page after its commands have run."""
+    """The pages after their commands have run."""
 
     folder: Path  # with the files that they left
     outputs: dict[str, tuple[str, str]]  # command -> the output shown, the output now
@@ -62,27 +62,26 @@ def load_tool() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def recipes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recipes]:
-    """Run the page. Each recipe has a folder of its own, with the files before the first recipe and no others.
+    """Run the pages. Each recipe has a folder of its own, with the files of the index and no others.
 
     The folder with the results of all recipes is the working folder, for the policy file of recipe 4.
     """
     tool, folder = load_tool(), tmp_path_factory.mktemp("recipes")
-    start, *parts = PAGE.read_text(encoding="utf-8").split("\n## ")
     outputs: dict[str, tuple[str, str]] = {}
-    run_blocks(tool, start, folder, outputs)
+    run_blocks(tool, INDEX, folder, outputs)
     first_files = shutil.copytree(folder, tmp_path_factory.mktemp("start"), dirs_exist_ok=True)
-    for part in parts:
+    for page in tool.recipes():
         own = shutil.copytree(first_files, tmp_path_factory.mktemp("recipe"), dirs_exist_ok=True)
-        run_blocks(tool, part, own, outputs)
+        run_blocks(tool, page, own, outputs)
         shutil.copytree(own, folder, dirs_exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         yield Recipes(folder, outputs)
 
 
-def run_blocks(tool: ModuleType, text: str, folder: Path, outputs: dict[str, tuple[str, str]]) -> None:
-    """Run the blocks of a part of the page in a folder, and add the output of each command."""
-    for block in tool.parse_blocks(text):
+def run_blocks(tool: ModuleType, page: Path, folder: Path, outputs: dict[str, tuple[str, str]]) -> None:
+    """Run the blocks of a page in a folder, and add the output of each command."""
+    for block in tool.parse_blocks(page.read_text(encoding="utf-8")):
         for command, printed in tool.run_block(block, folder):
             assert command.command not in outputs, f"the same command twice: {command.command}"
             outputs[command.command] = (command.printed, printed)
@@ -100,18 +99,18 @@ def simulate(scenario: Path, *settings: str) -> dict[str, Any]:
 @pytest.mark.timeout(3600)
 def test_every_command_prints_the_output_shown(recipes: Recipes) -> None:
     for command, (shown, now) in recipes.outputs.items():
-        assert shown == now, f"docs/recipes.md: {command}"
+        assert shown == now, command
 
 
 def test_sixteen_questions_and_a_link_to_each() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    questions = re.findall(r"^## (\d+)\. (.+\?)$", text, re.MULTILINE)
-    links = re.findall(r"^(\d+)\. \[(.+\?)\]\(#\1-[\w-]+\)$", text, re.MULTILINE)
-    assert questions == links and [int(number) for number, _ in questions] == list(range(1, 17))
+    links = re.findall(r"^(\d+)\. \[(.+\?)\]\((.+)\)$", INDEX.read_text(encoding="utf-8"), re.MULTILINE)
+    assert [int(number) for number, _, _ in links] == list(range(1, 17))
+    titles = {page.name: page.read_text(encoding="utf-8").splitlines()[0] for page in load_tool().recipes()}
+    assert titles == {name: f"# {question}" for _, question, name in links}
 
 
 def test_the_policy_on_the_page_is_the_example() -> None:
-    blocks = load_tool().parse_blocks(PAGE.read_text(encoding="utf-8"))
+    blocks = load_tool().parse_blocks((INDEX.parent / "recipe-policy.md").read_text(encoding="utf-8"))
     [shown] = [block.text for block in blocks if block.name == "short_prompts.py"]
     assert shown == (ROOT / "examples" / "short_prompts.py").read_text(encoding="utf-8")
 
