@@ -54,6 +54,7 @@ from proof_table import (
 from run_doc_examples import ROOT, pages
 
 SECTION = re.compile(r"(<!-- generated: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+WITHOUT_TABLE = ("vllm", "vllm-chunked", "static", "orca", "sarathi", "sarathi-alternating", "splitfuse", "lightllm")
 RESULTS = ROOT / "benchmarks" / "results"
 
 
@@ -74,8 +75,7 @@ def policy_table() -> str:
     for row in list_policies():
         counts = [f"{version} ({count})" for version, count in RECORDINGS[row.name].items() if count]
         engine = rules_of(POLICIES[row.name]()).engine
-        link = f"[`{row.name}`](policy-settings.md#{row.name})"
-        rows.append([row.family, link, engine, ", ".join(counts) or f"none: {row.validated_against}"])
+        rows.append([row.family, f"`{row.name}`", engine, ", ".join(counts) or f"none: {row.validated_against}"])
     return table(("family", "policy", "engine", "recordings by version"), rows)
 
 
@@ -85,9 +85,11 @@ def not_modelled_table() -> str:
 
 
 def setting_tables() -> str:
-    """Return a table of the fields of each policy; what another policy has too is only named."""
+    """Return a table of the fields of each policy of today's servers; what another policy has too is only named."""
     common, sections = {*policy_fields(Policy), *SPECULATIVE}, []
     for name, kind in POLICIES.items():
+        if name in WITHOUT_TABLE:
+            continue
         own = {field: value for field, value in policy_fields(kind).items() if field not in common}
         others = [one for one in POLICIES.items() if issubclass(kind, one[1]) and one[0] != name]
         others = others or list(POLICIES.items())[: list(POLICIES).index(name)]
@@ -98,6 +100,11 @@ def setting_tables() -> str:
         rest = f"\n{field_table(kind, common | same)}" if same < own.keys() else ""
         sections.append(f"### {name}\n\n{doc}\n{rest}")
     return "\n".join(sections)
+
+
+def other_policies() -> str:
+    """Return the policies of old engines and papers, without their fields."""
+    return "".join(f"- `{name}`: {' '.join(docstring(POLICIES[name]).split())}\n" for name in WITHOUT_TABLE)
 
 
 def same_fields(fields: Mapping[str, Any], other: type[Policy], kind: type[Policy]) -> set[str]:
@@ -174,19 +181,19 @@ def key_table(model: Any, prefix: str = "", beside: Any = None) -> Callable[[], 
                 continue
             value = field.get_default(call_default_factory=True)
             default = "" if field.is_required() else to_yaml(value)
-            rows.append([f"`{prefix}{name}`", default, field.description or ""])
-        return table(("key", "default", "meaning"), rows)
+            default = f": {default.strip('`')}" if default else ""
+            rows.append([f"`{prefix}{name}{default}`", field.description or ""])
+        return table(("key and default", "meaning"), rows)
 
     return write
 
 
 def to_yaml(value: Any) -> str:
-    """Return a default value as YAML in code font."""
-    if hasattr(value, "model_dump") and len(value.model_dump()) > 5:
-        return "see below"
-    if hasattr(value, "model_dump"):
-        return ", ".join(f"`{key}: {to_yaml(inner).strip('`')}`" for key, inner in value.model_dump().items())
-    text = yaml.safe_dump(value, default_flow_style=True).strip().removesuffix("...").strip()
+    """Return a default value as YAML in code font; of a large section, nothing."""
+    value = value.model_dump() if hasattr(value, "model_dump") else value
+    if isinstance(value, dict) and len(value) > 5:
+        return ""
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False).strip().removesuffix("...").strip()
     return f"`{text}`"
 
 
@@ -282,6 +289,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "policies": policy_table,
     "not-modelled": not_modelled_table,
     "settings": setting_tables,
+    "other-policies": other_policies,
     "common-fields": common_field_table,
     "presets": preset_table,
     "scenario-keys": key_table(Scenario),
