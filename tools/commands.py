@@ -66,12 +66,12 @@ def reference() -> str:
 
 
 def options(inner: argparse.ArgumentParser) -> Iterator[tuple[str, str, str]]:
-    """Yield the options and arguments of a command, except --help and -o: title of the group, name, line."""
+    """Yield the options of a command, except --help and -o: title of the group, name, line."""
     for group in inner._action_groups:
         title = (group.title or "").partition(" (")[0].replace("options", "general")
         for action in group._group_actions:
-            if not isinstance(action, argparse._HelpAction) and "-o" not in action.option_strings:
-                yield title, action.option_strings[-1] if action.option_strings else operand(action), item(action)
+            if action.option_strings and not {"-h", "-o"} & {*action.option_strings}:
+                yield title, action.option_strings[-1], item(action)
 
 
 def shared_options(parsers: list[argparse.ArgumentParser]) -> dict[str, dict[str, str]]:
@@ -100,7 +100,9 @@ def section(name: str, about: str, inner: argparse.ArgumentParser, shared: Mappi
     needed = [
         f"`{action.option_strings[-1]}`" for action in inner._actions if action.option_strings and action.required
     ]
-    lines = [f"## {name}", "", about + (f" Required: {', '.join(needed)}." if needed else ""), ""]
+    operands = [operand(action) for action in inner._actions if not action.option_strings]
+    usage = f"`{' '.join([name, *operands])}`: " if operands else ""
+    lines = [f"## {name}", "", usage + about + (f" Required: {', '.join(needed)}." if needed else ""), ""]
     return "\n".join([*lines, *known, ""] if known else lines)
 
 
@@ -118,10 +120,8 @@ def operand(action: argparse.Action) -> str:
 
 
 def item(action: argparse.Action) -> str:
-    """Return the line of one argument."""
-    if not action.option_strings:
-        head = operand(action)
-    elif action.nargs == 0:
+    """Return the line of one option."""
+    if action.nargs == 0:
         head = ", ".join(action.option_strings)
     else:
         head = f"{', '.join(action.option_strings)} {operand(action)}"

@@ -54,7 +54,7 @@ from proof_table import (
 from run_doc_examples import ROOT, pages
 
 SECTION = re.compile(r"(<!-- generated: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-WITHOUT_TABLE = ("vllm", "vllm-chunked", "static", "orca", "sarathi", "sarathi-alternating", "splitfuse", "lightllm")
+WITH_TABLE = ("vllm-v1", "sglang", "mindie", "llm-serving")  # policies whose fields docs/policy-settings.md has
 RESULTS = ROOT / "benchmarks" / "results"
 
 
@@ -85,10 +85,10 @@ def not_modelled_table() -> str:
 
 
 def setting_tables() -> str:
-    """Return a table of the fields of each policy of today's servers; what another policy has too is only named."""
+    """Return a table of the fields of some policies; what another policy has too is only named."""
     common, sections = {*policy_fields(Policy), *SPECULATIVE}, []
     for name, kind in POLICIES.items():
-        if name in WITHOUT_TABLE:
+        if name not in WITH_TABLE:
             continue
         own = {field: value for field, value in policy_fields(kind).items() if field not in common}
         others = [one for one in POLICIES.items() if issubclass(kind, one[1]) and one[0] != name]
@@ -103,8 +103,9 @@ def setting_tables() -> str:
 
 
 def other_policies() -> str:
-    """Return the policies of old engines and papers, without their fields."""
-    return "".join(f"- `{name}`: {' '.join(docstring(POLICIES[name]).split())}\n" for name in WITHOUT_TABLE)
+    """Return the other policies, without their fields."""
+    others = [(name, kind) for name, kind in POLICIES.items() if name not in WITH_TABLE]
+    return "".join(f"- `{name}`: {' '.join(docstring(kind).split())}\n" for name, kind in others)
 
 
 def same_fields(fields: Mapping[str, Any], other: type[Policy], kind: type[Policy]) -> set[str]:
@@ -154,7 +155,7 @@ def preset_table() -> str:
     found: dict[str, list[str]] = {name: [] for name in POLICIES}
     for name in presets():
         found[preset(name)["policy"]["name"]].append(f"`{name}`")
-    return table(("policy", "presets"), ([f"`{name}`", ", ".join(names)] for name, names in found.items() if names))
+    return "".join(f"- `{name}`: {', '.join(names)}\n" for name, names in found.items() if names)
 
 
 def router_table() -> str:
@@ -199,7 +200,7 @@ def to_yaml(value: Any) -> str:
 
 def format_table() -> str:
     """Return the trace formats that servesim reads."""
-    return table(("format", "description"), ([f"`{name}`", entry.about] for name, entry in FORMATS.items()))
+    return ", ".join(f"`{name}`" for name in FORMATS) + "\n"
 
 
 def arrival_table() -> str:
