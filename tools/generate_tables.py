@@ -85,51 +85,19 @@ def not_modelled_table() -> str:
 
 
 def setting_tables() -> str:
-    """Return a table of the fields of some policies; what another policy has too is only named."""
-    common, sections = {*policy_fields(Policy), *SPECULATIVE}, []
-    for name, kind in POLICIES.items():
-        if name not in WITH_TABLE:
-            continue
-        own = {field: value for field, value in policy_fields(kind).items() if field not in common}
-        others = [one for one in POLICIES.items() if issubclass(kind, one[1]) and one[0] != name]
-        others = others or list(POLICIES.items())[: list(POLICIES).index(name)]
-        like, other = max(others, key=lambda one: len(same_fields(own, one[1], kind)), default=("", kind))
-        same = same_fields(own, other, kind) if like else set()
-        same = same if len(same) > 2 else set()
-        doc = " ".join(docstring(kind).split()) + (same_text(own, like, kind, same) if same else "")
-        rest = f"\n{field_table(kind, common | same)}" if same < own.keys() else ""
-        sections.append(f"### {name}\n\n{doc}\n{rest}")
-    return "\n".join(sections)
+    """Return a table of the fields of each policy of WITH_TABLE."""
+    common = {*policy_fields(Policy), *SPECULATIVE}
+    kinds = [(name, POLICIES[name]) for name in WITH_TABLE]
+    texts = [
+        f"### {name}\n\n{' '.join(docstring(kind).split())}\n\n{field_table(kind, common)}" for name, kind in kinds
+    ]
+    return "\n".join(texts)
 
 
 def other_policies() -> str:
     """Return the other policies, without their fields."""
     others = [(name, kind) for name, kind in POLICIES.items() if name not in WITH_TABLE]
     return "".join(f"- `{name}`: {' '.join(docstring(kind).split())}\n" for name, kind in others)
-
-
-def same_fields(fields: Mapping[str, Any], other: type[Policy], kind: type[Policy]) -> set[str]:
-    """Return the fields that another policy has too, with the same meaning; a subclass may have other defaults."""
-    known = policy_fields(other)
-    return {name for name, field in fields.items()
-            if name in known and subject(known[name].help) == subject(field.help)
-            and (known[name].default == field.default or issubclass(kind, other))}  # fmt: skip
-
-
-def same_text(fields: Mapping[str, Any], like: str, kind: type[Policy], same: Set[str]) -> str:
-    """Return the sentences that name the fields of another policy."""
-    if not issubclass(kind, POLICIES[like]):
-        return f" As in `{like}`: {', '.join(f'`{field}`' for field in fields if field in same)}."
-    known = policy_fields(POLICIES[like])
-    changed = [setting(fields[name]) for name in fields
-               if name in same and fields[name].default != known[name].default]  # fmt: skip
-    text = f" Other defaults: {', '.join(changed)}." if changed else ""
-    return f"{text} {'The other' if same < fields.keys() else 'Its'} fields are those of `{like}`."
-
-
-def subject(text: str) -> str:
-    """Return the beginning of a help text, without its remarks."""
-    return re.split(r"[,;:(]| under ", text)[0].strip()
 
 
 def common_field_table() -> str:
