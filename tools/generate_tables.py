@@ -54,6 +54,7 @@ from proof_table import (
 from run_doc_examples import ROOT, pages
 
 SECTION = re.compile(r"(<!-- generated: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+WITH_TABLE = ("vllm-v1", "sglang", "mindie", "llm-serving")  # policies whose fields docs/policy-settings.md has
 RESULTS = ROOT / "benchmarks" / "results"
 
 
@@ -74,8 +75,7 @@ def policy_table() -> str:
     for row in list_policies():
         counts = [f"{version} ({count})" for version, count in RECORDINGS[row.name].items() if count]
         engine = rules_of(POLICIES[row.name]()).engine
-        link = f"[`{row.name}`](policy-settings.md#{row.name})"
-        rows.append([row.family, link, engine, ", ".join(counts) or f"none: {row.validated_against}"])
+        rows.append([row.family, f"`{row.name}`", engine, ", ".join(counts) or f"none: {row.validated_against}"])
     return table(("family", "policy", "engine", "recordings by version"), rows)
 
 
@@ -85,43 +85,19 @@ def not_modelled_table() -> str:
 
 
 def setting_tables() -> str:
-    """Return a table of the fields of each policy; what another policy has too is only named."""
-    common, sections = {*policy_fields(Policy), *SPECULATIVE}, []
-    for name, kind in POLICIES.items():
-        own = {field: value for field, value in policy_fields(kind).items() if field not in common}
-        others = [one for one in POLICIES.items() if issubclass(kind, one[1]) and one[0] != name]
-        others = others or list(POLICIES.items())[: list(POLICIES).index(name)]
-        like, other = max(others, key=lambda one: len(same_fields(own, one[1], kind)), default=("", kind))
-        same = same_fields(own, other, kind) if like else set()
-        same = same if len(same) > 2 else set()
-        doc = " ".join(docstring(kind).split()) + (same_text(own, like, kind, same) if same else "")
-        rest = f"\n{field_table(kind, common | same)}" if same < own.keys() else ""
-        sections.append(f"### {name}\n\n{doc}\n{rest}")
-    return "\n".join(sections)
+    """Return a table of the fields of each policy of WITH_TABLE."""
+    common = {*policy_fields(Policy), *SPECULATIVE}
+    kinds = [(name, POLICIES[name]) for name in WITH_TABLE]
+    texts = [
+        f"### {name}\n\n{' '.join(docstring(kind).split())}\n\n{field_table(kind, common)}" for name, kind in kinds
+    ]
+    return "\n".join(texts)
 
 
-def same_fields(fields: Mapping[str, Any], other: type[Policy], kind: type[Policy]) -> set[str]:
-    """Return the fields that another policy has too, with the same meaning; a subclass may have other defaults."""
-    known = policy_fields(other)
-    return {name for name, field in fields.items()
-            if name in known and subject(known[name].help) == subject(field.help)
-            and (known[name].default == field.default or issubclass(kind, other))}  # fmt: skip
-
-
-def same_text(fields: Mapping[str, Any], like: str, kind: type[Policy], same: Set[str]) -> str:
-    """Return the sentences that name the fields of another policy."""
-    if not issubclass(kind, POLICIES[like]):
-        return f" As in `{like}`: {', '.join(f'`{field}`' for field in fields if field in same)}."
-    known = policy_fields(POLICIES[like])
-    changed = [setting(fields[name]) for name in fields
-               if name in same and fields[name].default != known[name].default]  # fmt: skip
-    text = f" Other defaults: {', '.join(changed)}." if changed else ""
-    return f"{text} {'The other' if same < fields.keys() else 'Its'} fields are those of `{like}`."
-
-
-def subject(text: str) -> str:
-    """Return the beginning of a help text, without its remarks."""
-    return re.split(r"[,;:(]| under ", text)[0].strip()
+def other_policies() -> str:
+    """Return the other policies, without their fields."""
+    others = [(name, kind) for name, kind in POLICIES.items() if name not in WITH_TABLE]
+    return "".join(f"- `{name}`: {' '.join(docstring(kind).split())}\n" for name, kind in others)
 
 
 def common_field_table() -> str:
@@ -147,7 +123,7 @@ def preset_table() -> str:
     found: dict[str, list[str]] = {name: [] for name in POLICIES}
     for name in presets():
         found[preset(name)["policy"]["name"]].append(f"`{name}`")
-    return table(("policy", "presets"), ([f"`{name}`", ", ".join(names)] for name, names in found.items() if names))
+    return "".join(f"- `{name}`: {', '.join(names)}\n" for name, names in found.items() if names)
 
 
 def router_table() -> str:
@@ -174,25 +150,25 @@ def key_table(model: Any, prefix: str = "", beside: Any = None) -> Callable[[], 
                 continue
             value = field.get_default(call_default_factory=True)
             default = "" if field.is_required() else to_yaml(value)
-            rows.append([f"`{prefix}{name}`", default, field.description or ""])
-        return table(("key", "default", "meaning"), rows)
+            default = f": {default.strip('`')}" if default else ""
+            rows.append([f"`{prefix}{name}{default}`", field.description or ""])
+        return table(("key and default", "meaning"), rows)
 
     return write
 
 
 def to_yaml(value: Any) -> str:
-    """Return a default value as YAML in code font."""
-    if hasattr(value, "model_dump") and len(value.model_dump()) > 5:
-        return "see below"
-    if hasattr(value, "model_dump"):
-        return ", ".join(f"`{key}: {to_yaml(inner).strip('`')}`" for key, inner in value.model_dump().items())
-    text = yaml.safe_dump(value, default_flow_style=True).strip().removesuffix("...").strip()
+    """Return a default value as YAML in code font; of a large section, nothing."""
+    value = value.model_dump() if hasattr(value, "model_dump") else value
+    if isinstance(value, dict) and len(value) > 5:
+        return ""
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False).strip().removesuffix("...").strip()
     return f"`{text}`"
 
 
 def format_table() -> str:
     """Return the trace formats that servesim reads."""
-    return table(("format", "description"), ([f"`{name}`", entry.about] for name, entry in FORMATS.items()))
+    return ", ".join(f"`{name}`" for name in FORMATS) + "\n"
 
 
 def arrival_table() -> str:
@@ -282,6 +258,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "policies": policy_table,
     "not-modelled": not_modelled_table,
     "settings": setting_tables,
+    "other-policies": other_policies,
     "common-fields": common_field_table,
     "presets": preset_table,
     "scenario-keys": key_table(Scenario),
