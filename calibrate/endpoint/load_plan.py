@@ -128,13 +128,3 @@ class Design:
 
     def _every_other(self) -> Sequence[int]:
         return self.lengths[1::2] or self.lengths
-
-
-def parse_numbers(text: Optional[str], option: str, default: Sequence[int]) -> Sequence[int]:
-    """Parse `16,64,256`."""
-    if text is None:
-        return default
-    try:
-        return [int(number) for number in text.split(",") if number.strip()]
-    except ValueError:
-        raise BadInput(f"{option}: expected integers separated by commas, got {text!r}") from None
