@@ -23,7 +23,7 @@ def register_endpoint(kinds: Any) -> None:
         "endpoint",
         help="send calibration loads to a running server and fit its step costs",
         description="Calibrate a server over HTTP. The loads are single requests of growing length, steady batches, "
-        "bursts of prompts, and prompts sent to a busy server. answers.csv keeps every response. samples.csv "
+        "bursts of prompts, and prompts sent to a busy server. answers.jsonl keeps every response. samples.csv "
         "keeps every step time computed from the responses. If a load fails, the other loads still run.",
     )
     server = add_server_options(endpoint, required=True, timeout=120.0)
@@ -96,7 +96,7 @@ def measure_and_fit(args: argparse.Namespace) -> int:
         write_profile(folder, profile_about(fit, measured), fit.profile.cost)
     except (NotEnoughData, BadInput) as reason:  # the measurement can have taken hours: say what it has, and where
         print("\n".join([*load_lines(measured), "verdict: no profile was written"]))
-        print(f"sim: {reason}; responses: {folder / 'answers.csv'}", file=sys.stderr)
+        print(f"sim: {reason}; responses: {folder / 'answers.jsonl'}", file=sys.stderr)
         return 130 if measured.end_reason == "interrupted" else 1
     print("\n".join([*load_lines(measured), *front_end_lines(fit), "", report(load_profile(folder))]))
     print(f"profile: {folder / 'profile.yaml'}")

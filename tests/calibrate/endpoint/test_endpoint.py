@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from servesim.calibrate.client.load_generator import SentRequest
 from servesim.calibrate.client.protocols import TextCompletions
-from servesim.calibrate.endpoint.answers import LoadResult, append_load, csv_rows, read_loads
+from servesim.calibrate.endpoint.answers import LoadLine, LoadResult, loads_of
 from servesim.calibrate.endpoint.fit import EndpointFit, fit_steps, profile_about, write_step_samples
 from servesim.calibrate.endpoint.load_plan import Design, Point, ServerSpeed
 from servesim.calibrate.endpoint.measure import Measurements, added_tokens, detect_api
@@ -21,6 +22,7 @@ from servesim.core import BadInput, Request, Shape, StepCost
 from servesim.costs.linear import LinearCost
 from servesim.costs.parts import DecodePart, PartsCost, PrefillPart
 from servesim.costs.uncertainty import with_parameters
+from servesim.study.journal import Journal
 
 from ..client.recording_server import recording_server
 from .endpoints import simulate_load
@@ -119,7 +121,7 @@ def delay_packets(load: LoadResult, number: int, rng: np.random.Generator) -> Lo
     """Return a load with late packets."""
     late = [np.array(s.times) + rng.exponential(1e-3, len(s.times)) for s in load.sent_requests]
     sent = [replace(s, times=np.maximum.accumulate(times).tolist()) for s, times in zip(load.sent_requests, late)]
-    return LoadResult(load.point, number, 0.0, sent)
+    return LoadResult(load.point, number, sent)
 
 
 def test_joined_tokens_do_not_hide_the_steps() -> None:
@@ -202,23 +204,18 @@ def test_design_has_all_kinds_with_small_loads_first_and_within_its_limits() -> 
             Design(**fields)  # type: ignore[arg-type]
 
 
-def test_answers_are_read_back_without_an_incomplete_load(tmp_path: Path) -> None:
-    path = tmp_path / "answers.csv"
+def test_answers_are_read_back_and_the_last_line_of_a_load_counts(tmp_path: Path) -> None:
     loads = [simulate_load(point, SMALL, COST, SLOTS, {}, 0.003) for point in SMALL.points()[:4]]
-    for load in loads:
-        append_load(path, load)
-    assert [csv_rows(load) for load in read_loads(path)] == [csv_rows(load) for load in loads]
-    text = path.read_text()
-    path.write_text(text[: text.rindex("busy,1,32") + 50])
-    assert [load.point.name for load in read_loads(path)] == ["single 1x16", "batch 2x32", "burst 2x32"]
-    path.write_text(text.replace("finished", "finished\nnonsense", 1))
-    with pytest.raises(BadInput, match=r"answers.csv: row 2: expected 18 columns, got 16"):
-        read_loads(path)
-    path.write_text(text.replace("single,1,", "single,one,", 1))
-    with pytest.raises(
-        BadInput, match=r"answers.csv: row 2: rows: expected a whole number from 0 to 2147483647, got 'one'"
-    ):
-        read_loads(path)
+    lines = [load.record({"url": "u"}) for load in loads]
+    with Journal(tmp_path / "answers.jsonl", LoadLine) as journal:
+        journal.append([{**lines[0], "answers": []}, *lines])
+    with Journal(tmp_path / "answers.jsonl", LoadLine) as journal:
+        found = loads_of(journal.records)
+    assert [load.record({"url": "u"}) for load in found] == lines
+    assert observed_steps(found) == observed_steps(loads)
+    (tmp_path / "answers.jsonl").write_text(json.dumps({**lines[0], "rows": "one"}) + "\n")
+    with pytest.raises(BadInput, match=r"answers.jsonl:1: .*rows: expected a whole number of at least 0, got 'one'"):
+        Journal(tmp_path / "answers.jsonl", LoadLine).__enter__()
 
 
 @pytest.mark.parametrize(("added", "words"), [(1, 99), (0, 100), (None, 100)])
