@@ -3,7 +3,7 @@
 - single: one request; shows prefill time (with the front end's time) and the decode of one row
 - batch: several requests at once; shows the decode of many rows
 - burst: several prompts at once with one output token; shows prefill time without the front end's time
-- busy: prompts sent to a decoding server; show the cost of mixed steps and the front-end lag
+- busy: prompts sent to a decoding server; show the cost of mixed steps
 
 Lengths are tokens, times are seconds.
 """

@@ -69,7 +69,7 @@ def measure_and_fit(args: argparse.Namespace) -> int:
         NotEnoughData,
         describe_server,
         fit_steps,
-        front_end_lines,
+        front_end_line,
         load_lines,
         profile_about,
         write_step_samples,
@@ -91,14 +91,14 @@ def measure_and_fit(args: argparse.Namespace) -> int:
         print(f"sim: interrupted; --resume -o {folder} continues", file=sys.stderr)
     labels = {"name": folder.resolve().name, "device": args.device, "model": model}
     try:
-        fit = fit_steps(*observed_steps(measured.good), describe_server(caller, labels))
+        fit = fit_steps(observed_steps(measured.good), describe_server(caller, labels))
         write_step_samples(folder / "samples.csv", fit)
         write_profile(folder, profile_about(fit, measured), fit.profile.cost)
     except (NotEnoughData, BadInput) as reason:  # the measurement can have taken hours: say what it has, and where
         print("\n".join([*load_lines(measured), "verdict: no profile was written"]))
         print(f"sim: {reason}; responses: {folder / 'answers.jsonl'}", file=sys.stderr)
         return 130 if measured.end_reason == "interrupted" else 1
-    print("\n".join([*load_lines(measured), *front_end_lines(fit), "", report(load_profile(folder))]))
+    print("\n".join([*load_lines(measured), front_end_line(fit), "", report(load_profile(folder))]))
     print(f"profile: {folder / 'profile.yaml'}")
     if measured.end_reason == "interrupted":
         return 130

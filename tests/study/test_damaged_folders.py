@@ -64,7 +64,7 @@ def endpoint_again(folder: Path) -> Any:
     with Journal(folder / "endpoint/answers.jsonl", LoadLine) as journal:
         good = [load for load in loads_of(journal.records) if load.failure is None]
     with suppress(NotEnoughData):
-        fit_steps(*observed_steps(good))
+        fit_steps(observed_steps(good))
 
 
 def load(folder: Path) -> Any:

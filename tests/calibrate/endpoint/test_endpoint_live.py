@@ -30,8 +30,7 @@ from .endpoints import fake_server, faulty_server, late_sleeps  # noqa: E402
 
 KNOWN = "{base: 0.015, prefill_token: 0.0002, decode_live: 0.0015, context: 0.00001}"
 LIVE = "--lengths 16,64,256 --batches 2,6 --bursts 2,4 --output-tokens 14 --rounds 3 -q"
-BUSY = 0.2  # delay of a step, as a fraction, with which some loads show no steady steps and no lag
-LAG = "lag of 1 model call(s) on a busy server"
+BUSY = 0.2  # delay of a step, as a fraction, with which some loads show no steady steps
 SHAPES = {
     Shape(1, 64, 64, 4096): 0.0278,
     Shape(1, 256, 256, 65536): 0.0662,
@@ -66,7 +65,7 @@ def test_known_costs_of_a_live_server_are_recovered_within_ten_percent(
         assert "\nverdict: " in printed
         profile, late = load_profile(folder), float(np.quantile(delays, 0.9))
         errors = [abs(profile.cost.seconds(shape) / seconds - 1) for shape, seconds in SHAPES.items()]
-        if max(errors) <= 0.1 + 2 * late and (LAG in printed or late > BUSY):
+        if max(errors) <= 0.1 + 2 * late:
             break
     else:
         pytest.fail(f"errors {errors} with sleeps that are late by {late:.0%}:\n{printed}")
