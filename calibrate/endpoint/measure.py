@@ -77,8 +77,6 @@ def duration(sent: SentRequest) -> float:
 
 def detect_api(url: str, api: str, model: Optional[str], timeout: float, prompt_seed: str) -> EndpointClient:
     """Return a client for the server. Raises BadInput if the server does not answer a small request."""
-    if not url.startswith(("http://", "https://")):
-        raise BadInput(f"--url: expected http://HOST:PORT, got {url!r}")
     max_length = None
     if api == "llm-serving":
         candidates: Sequence[Api] = [LlmServing()]
