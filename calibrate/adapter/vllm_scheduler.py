@@ -33,10 +33,6 @@ from .vllm_view import VllmState, blocks_of
 
 PLANNING_POINT = "_reserve_prefill_lookahead"  # vLLM's scheduler asks it for the tokens of a request
 LIMITS = {"max_num_seqs": "max_num_running_reqs", "max_num_batched_tokens": "max_num_scheduled_tokens"}
-FLAGS = (  # of vLLM's scheduler that are fields of vllm-v1, under the same names
-    "max_num_active_seqs", "enable_chunked_prefill", "long_prefill_token_threshold",
-    "long_prefill_token_threshold_adaptive", "scheduler_reserve_full_isl", "watermark", "policy", "async_scheduling",
-)  # fmt: skip
 NOT_POSSIBLE = {  # fields of a plan that vLLM has no operation for
     "release": "it frees the blocks of a finished request at once",
     "swap_in": "it has no swapped queue",
@@ -50,12 +46,11 @@ NOT_POSSIBLE = {  # fields of a plan that vLLM has no operation for
 def server_fields(scheduler: Any, kind: type[Policy]) -> dict[str, Any]:
     """Return the server's own settings, as fields of a policy: all of them for vllm-v1, else the two limits."""
     values = {name: getattr(scheduler, limit) for name, limit in LIMITS.items()}
-    if issubclass(kind, VLLMV1):
-        values |= {name: getattr(scheduler.scheduler_config, name) for name in FLAGS}
+    if issubclass(kind, VLLMV1):  # its fields have the names of vLLM
+        values = {**vars(scheduler.scheduler_config), **values}
         values["enable_prefix_caching"] = scheduler.kv_cache_manager.enable_caching
         values["version"] = importlib.import_module("vllm").__version__.partition("+")[0]
-    known = {field.name for field in fields(kind)}
-    return {name: value for name, value in values.items() if name in known}
+    return {field.name: values[field.name] for field in fields(kind) if field.name in values}
 
 
 def policy_for(scheduler: Any, text: str) -> Policy:

@@ -23,7 +23,7 @@ from servesim.version import __version__
 
 from .load_plan import Point
 from .measure import EndpointClient, Measurements
-from .steps import FrontEndLag, ObservedStep
+from .steps import ObservedStep
 
 SOURCE = (
     "endpoint: calibration loads over HTTP, steps from the clients' token times; includes host, network and padding"
@@ -48,22 +48,9 @@ class EndpointFit:
     profile: Profile
     steps: Sequence[ObservedStep]
     front_end: Optional[float]  # seconds on an idle server; None if the loads do not show it
-    lags: Sequence[FrontEndLag]
-
-    @property
-    def lag(self) -> Optional[int]:
-        """Return the front-end lag of a busy server in model calls: engine.front_end.lag of a scenario."""
-        return max(1, round(float(np.median([lag.calls for lag in self.lags])))) if self.lags else None
-
-    @property
-    def end_lag(self) -> Optional[bool]:
-        """Return whether a busy server ends streams one model call late."""
-        return bool(np.median([lag.end_steps for lag in self.lags]) > 0.5) if self.lags else None
 
 
-def fit_steps(
-    steps: Sequence[ObservedStep], lags: Sequence[FrontEndLag] = (), about: Optional[Mapping[str, Any]] = None
-) -> EndpointFit:
+def fit_steps(steps: Sequence[ObservedStep], about: Optional[Mapping[str, Any]] = None) -> EndpointFit:
     """Fit the steps. `about` has the name, the device and the model of the profile."""
     for kind, what in (("prefill", "a first token"), ("decode", "steady decoding")):
         if not any(step.kind == kind for step in steps):
@@ -73,7 +60,7 @@ def fit_steps(
     profile = profile_from(samples_of(steps, front_end or 0.0), about, "the observed steps", about.get("name"))
     assert isinstance(profile.cost, PartsCost)
     noise = step_noise(profile.cost, steps, front_end or 0.0)
-    return EndpointFit(Profile(profile.name, profile.cost, {**profile.about, "noise": noise}), steps, front_end, lags)
+    return EndpointFit(replace(profile, about={**profile.about, "noise": noise}), steps, front_end)
 
 
 def samples_of(steps: Sequence[ObservedStep], front_end: float = 0.0) -> Samples:
@@ -147,7 +134,7 @@ def profile_about(fit: EndpointFit, measured: Measurements) -> dict[str, Any]:
         "how": SOURCE,
         "use": USAGE,
         "prompts": "tokens as the server counts them" if counted else "words, assumed to be one token each",
-        "front_end": {"seconds": fit.front_end, "lag": fit.lag, "end_lag": fit.end_lag},
+        "front_end": {"seconds": fit.front_end},
         "loads": {"planned": measured.count, "good": len(measured.good), "end_reason": measured.end_reason,
                   "failed": [{"load": load, "reason": reason} for load, reason in measured.failed.items()],
                   "missed": missed_sizes(fit.steps, measured.planned)},
@@ -179,14 +166,10 @@ def write_step_samples(path: Path, fit: EndpointFit) -> None:
     )  # fmt: skip
 
 
-def front_end_lines(fit: EndpointFit) -> list[str]:
+def front_end_line(fit: EndpointFit) -> str:
     """Return what the loads show of the front end as text."""
     shown = "not shown by these loads" if fit.front_end is None else f"{1e3 * fit.front_end:.3g} ms on an idle server"
-    lines = [f"front end: {shown}"]
-    if fit.lag is not None:
-        late = "; streams end one model call late" if fit.end_lag else ""
-        lines.append(f"           lag of {fit.lag} model call(s) on a busy server{late}")
-    return lines
+    return f"front end: {shown}"
 
 
 def load_lines(measured: Measurements) -> list[str]:

@@ -3,7 +3,7 @@
 - single: one request; shows prefill time (with the front end's time) and the decode of one row
 - batch: several requests at once; shows the decode of many rows
 - burst: several prompts at once with one output token; shows prefill time without the front end's time
-- busy: prompts sent to a decoding server; show the cost of mixed steps and the front-end lag
+- busy: prompts sent to a decoding server; show the cost of mixed steps
 
 Lengths are tokens, times are seconds.
 """
@@ -128,13 +128,3 @@ class Design:
 
     def _every_other(self) -> Sequence[int]:
         return self.lengths[1::2] or self.lengths
-
-
-def parse_numbers(text: Optional[str], option: str, default: Sequence[int]) -> Sequence[int]:
-    """Parse `16,64,256`."""
-    if text is None:
-        return default
-    try:
-        return [int(number) for number in text.split(",") if number.strip()]
-    except ValueError:
-        raise BadInput(f"{option}: expected integers separated by commas, got {text!r}") from None

@@ -1,4 +1,4 @@
-"""Measure a black-box server: run calibration loads over HTTP and write every response to answers.csv.
+"""Measure a black-box server: run calibration loads over HTTP and write every response to answers.jsonl.
 
 A failed load is kept. The next load waits until the server responds normally again; if it does not, the run ends early.
 """
@@ -15,15 +15,14 @@ import numpy as np
 from servesim.calibrate.client.load_generator import LoadGenerator, SentRequest, list_models, send
 from servesim.calibrate.client.protocols import Api, LlmServing, OpenAI, TextCompletions
 from servesim.core import BadInput, Request
-from servesim.files.read import quote, read_json
-from servesim.files.write import write_json
+from servesim.files.read import quote
+from servesim.study.journal import Journal, sync
 from servesim.study.progress import Progress
 
-from .answers import LoadResult, append_load, read_loads, write_loads
+from .answers import LoadLine, LoadResult, loads_of
 from .load_plan import Design, Point, ServerSpeed
 
-ANSWERS, MANIFEST = "answers.csv", "manifest.json"
-API_NAMES: dict[type, str] = {LlmServing: "Words", OpenAI: "OpenAI", TextCompletions: "TextCompletions"}
+ANSWERS = "answers.jsonl"
 MAX_FAILED_CHECKS = 3  # of a server after a failed load
 MAX_ADDED_TOKENS = 4  # by a server to a text; a larger difference means that a word is not one token
 BUSY_RATIO = 3.0  # of the usual time: a slower response means that the server still works on something else
@@ -39,6 +38,11 @@ class EndpointClient:
     timeout: float
     max_length: Optional[int] = None  # prompt and output tokens of a request, if the server says it
     usual_seconds: float = 1.0  # of a small request on an idle server
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What a resumed calibration must have in common with the first part."""
+        return {"url": self.url, "api": type(self.api).__name__, "model": getattr(self.api, "model", None)}
 
     def send(self, requests: Sequence[Request]) -> LoadGenerator:
         """Send requests and wait for all responses."""
@@ -73,8 +77,6 @@ def duration(sent: SentRequest) -> float:
 
 def detect_api(url: str, api: str, model: Optional[str], timeout: float, prompt_seed: str) -> EndpointClient:
     """Return a client for the server. Raises BadInput if the server does not answer a small request."""
-    if not url.startswith(("http://", "https://")):
-        raise BadInput(f"--url: expected http://HOST:PORT, got {url!r}")
     max_length = None
     if api == "llm-serving":
         candidates: Sequence[Api] = [LlmServing()]
@@ -152,7 +154,7 @@ class MeasurementRun:
 
     client: EndpointClient
     design: Design
-    answers: Path
+    journal: Journal  # open
     budget: float  # seconds after which no new load starts
     prompt_seed: str
     measured: Measurements = field(default_factory=Measurements)
@@ -176,7 +178,7 @@ class MeasurementRun:
                         self.measured.end_reason = f"the time budget of {self.budget:g} s is spent"
                         return self.measured
                     if self._failures.get(point, 0) < 2:
-                        self._run_load(LoadResult(point, number, spent))
+                        self._run_load(LoadResult(point, number))
                     else:
                         self.measured.skipped.append(load_name(point, number))
                     if self.measured.end_reason:
@@ -196,7 +198,8 @@ class MeasurementRun:
             raise KeyboardInterrupt
         load.sent_requests = generator.sent_requests
         self._seconds[load.point] = time.monotonic() - start
-        append_load(self.answers, load)
+        self.journal.append([load.record(self.client.about)])
+        sync(self.journal.path)
         self.measured.loads.append(load)
         if load.failure is None:
             self._update_speed(load)
@@ -219,27 +222,13 @@ def measure_endpoint(
     client: EndpointClient, design: Design, folder: Path, budget: float, prompt_seed: str, resume: bool, quiet: bool
 ) -> Measurements:
     """Measure into a folder, or resume an earlier run of the same server; failed loads run again."""
-    answers, manifest = folder / ANSWERS, folder / MANIFEST
-    measured = Measurements()
-    about = {"url": client.url, "api": API_NAMES[type(client.api)], "model": getattr(client.api, "model", None)}
-    if answers.exists():
-        if not resume:
-            raise BadInput(f"{answers}: already holds measurements; continue with --resume or use another folder")
-        check_same_server(manifest, about)
-        measured.loads = [load for load in read_loads(answers) if load.failure is None]
-        write_loads(answers, measured.loads)
-    write_json(manifest, {**about, "design": vars(design), "prompt_seed": prompt_seed})
-    with Progress("calibrate endpoint", quiet, unit="load") as progress:
-        return MeasurementRun(client, design, answers, budget, prompt_seed, measured).run(progress)
-
-
-def check_same_server(manifest: Path, about: dict[str, Any]) -> None:
-    """Reject a folder that holds measurements of another server."""
-    recorded = read_json(manifest)
-    if not isinstance(recorded, dict):
-        raise BadInput(f"{manifest}: expected the server that was measured, got {quote(recorded)}; use another folder")
-    for key, value in about.items():
-        if recorded.get(key) != value:
-            raise BadInput(
-                f"{manifest}: {key}: measured on {quote(recorded.get(key))}, not on {value}; use another folder"
-            )
+    path = folder / ANSWERS
+    with Journal(path, LoadLine) as journal, Progress("calibrate endpoint", quiet, unit="load") as progress:
+        if journal.records and not resume:
+            raise BadInput(f"{path}: already holds measurements; continue with --resume or use another folder")
+        for record in journal.records:
+            if record["server"] != client.about:
+                earlier = quote(record["server"])
+                raise BadInput(f"{path}: measured on {earlier}, not on {client.about}; use another folder")
+        measured = Measurements([load for load in loads_of(journal.records) if load.failure is None])
+        return MeasurementRun(client, design, journal, budget, prompt_seed, measured).run(progress)

@@ -49,13 +49,6 @@ class DecodeStretch(NamedTuple):
     context: Array  # cached tokens read by each step
 
 
-class FrontEndLag(NamedTuple):
-    """Delay of one request in the front end of a busy server."""
-
-    calls: int  # model calls that ended between its send time and its own call
-    end_steps: float  # steps from its last token to the end of its stream
-
-
 def decode_stretch(members: Sequence[SentRequest], begin: float, end: float) -> Optional[DecodeStretch]:
     """Return the steps between two times that gave a token to every member; None if their token counts differ."""
     firsts = [int(np.searchsorted(s.times, begin, side="right")) for s in members]
@@ -156,23 +149,22 @@ def prefill_steps(load: LoadResult, fastest: float = 0.0) -> list[ObservedStep]:
     return steps
 
 
-def busy_steps(load: LoadResult, fastest: float) -> tuple[list[ObservedStep], list[FrontEndLag]]:
-    """Return the steps of prompts that arrived while the server was decoding, and their front-end lags."""
+def busy_steps(load: LoadResult, fastest: float) -> list[ObservedStep]:
+    """Return the steps of prompts that arrived while the server was decoding."""
     background = [s for s in load.sent_requests if s.request.output > 1]
     probes = [s for s in load.sent_requests if s.request.output == 1]
     stretch = decode_stretch(background, max(s.times[0] for s in background), min(s.times[-1] for s in background))
     usual = 0.0 if stretch is None else float(np.median(np.diff(stretch.ends)))
     if stretch is None or usual == 0.0:  # 0: the server buffered the streams
-        return [], []
-    results = [probe_step(load.point.name, probe, stretch, usual, fastest) for probe in probes]
-    pairs = [pair for pair in results if pair is not None]
-    return [step for step, _ in pairs], [lag for _, lag in pairs]
+        return []
+    steps = [probe_step(load.point.name, probe, stretch, usual, fastest) for probe in probes]
+    return [step for step in steps if step is not None]
 
 
 def probe_step(
     point: str, probe: SentRequest, stretch: DecodeStretch, usual: float, fastest: float
-) -> Optional[tuple[ObservedStep, FrontEndLag]]:
-    """Return the step of one prompt, either between two decode steps or mixed with one, and its front-end lag."""
+) -> Optional[ObservedStep]:
+    """Return the step of one prompt, either between two decode steps or mixed with one."""
     assert probe.sent_at is not None
     first, tolerance = probe.times[0], SAME_STEP_RATIO * fastest
     index = int(np.searchsorted(stretch.ends, first - tolerance))
@@ -180,18 +172,17 @@ def probe_step(
         return None
     start, end = float(stretch.ends[index - 1]), float(stretch.ends[index])
     sent = int(np.searchsorted(stretch.ends, probe.sent_at))
-    lag = FrontEndLag(index - sent, 0.0 if probe.ended_at is None else (probe.ended_at - first) / usual)
     if np.any(np.diff(stretch.ends[max(sent, 1) - 1 : index]) > BUSY_RATIO * usual):
         return None  # steps with other prompts, or with earlier chunks of this one
     if abs(first - end) > tolerance:
-        return ObservedStep(point, "prefill", prefill_shape([probe]), first - start, False, 0, (first - start,)), lag
+        return ObservedStep(point, "prefill", prefill_shape([probe]), first - start, False, 0, (first - start,))
     context = int(stretch.context[index])
     shape = prefill_shape([probe], decode_rows=stretch.rows, decode_live=stretch.rows, context=context)
-    return ObservedStep(point, "mixed", shape, end - start, False, 0, (end - start,)), lag
+    return ObservedStep(point, "mixed", shape, end - start, False, 0, (end - start,))
 
 
-def observed_steps(loads: Sequence[LoadResult]) -> tuple[list[ObservedStep], list[FrontEndLag]]:
-    """Return the steps that show in the token times of loads, and the front-end lags of a busy server."""
+def observed_steps(loads: Sequence[LoadResult]) -> list[ObservedStep]:
+    """Return the steps that show in the token times of loads."""
     loads = [replace(load, sent_requests=[with_all_tokens(sent) for sent in load.sent_requests]) for load in loads]
     steps: list[ObservedStep] = []
     for load in loads:
@@ -204,17 +195,15 @@ def observed_steps(loads: Sequence[LoadResult]) -> tuple[list[ObservedStep], lis
     deviations = [abs(time - step.seconds) for step in one_row for time in step.samples]
     jitter = float(np.median(deviations)) if deviations else 0.0
     probes: list[ObservedStep] = []
-    lags: list[FrontEndLag] = []
     for load in loads:
         if load.point.kind == "burst":
             steps += prefill_steps(load, fastest)
         elif load.point.kind == "busy":
-            load_steps, load_lags = busy_steps(load, fastest)
-            probes, lags = probes + load_steps, lags + load_lags
+            probes += busy_steps(load, fastest)
     # A server runs prompts either mixed with decodes or in separate steps. The rarer kind comes from late packets.
     kinds = [probe.kind for probe in probes]
     usual = max(set(kinds), key=kinds.count, default="")
-    return merge_repeats([*steps, *(probe for probe in probes if probe.kind == usual)], jitter), lags
+    return merge_repeats([*steps, *(probe for probe in probes if probe.kind == usual)], jitter)
 
 
 def merge_repeats(steps: Sequence[ObservedStep], jitter: float) -> list[ObservedStep]:

@@ -9,8 +9,9 @@ steps together.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,26 +42,25 @@ STRETCH = 20  # successive steps whose total is predicted
 SCATTERS = 3.0  # a step that is slower than fitted costs by fewer standard deviations is not slow
 
 
-class StepLogFit(NamedTuple):
-    """The profile of a step log, and the steps that prepared new shapes."""
+def fit_log(
+    steps: Samples, about: Mapping[str, Any], source: str, width: Optional[int] = None
+) -> tuple[Profile, NDArray[np.bool_]]:
+    """Fit the steps of a log; return the profile, and which steps prepared new shapes.
 
-    profile: Profile
-    width: int  # tokens per new shape; 0: the engine prepares none
-    slow: NDArray[np.bool_]
-
-
-def fit_log(steps: Samples, about: Mapping[str, Any], source: str, width: Optional[int] = None) -> StepLogFit:
-    """Fit the steps of a log. `width`: tokens per shape that the engine prepares, 0 if none; None finds it."""
-    width, slow = first_uses(steps, width)
+    `width`: tokens per shape that the engine prepares, 0 if none; None finds it.
+    """
+    width = find_width(steps) if width is None else width
+    if not 0 <= width <= MAX_NUMBER:
+        raise BadInput(f"--first-use: expected at least 0 tokens, got {width}")
+    slow = slow_steps(steps, width) if width else np.zeros(len(steps), bool)
     about = {**about, "context_step": find_context_step(steps.select(~slow)) or None}
-    profile = profile_from(regular_samples(steps, slow), about, source, about["name"])
+    profile = profile_from(regular_steps(steps, slow), about, source, about["name"])
     if width:
         slow = slower_than(profile.cost, steps)
-        profile = profile_from(regular_samples(steps, slow), about, source, about["name"])
+        profile = profile_from(regular_steps(steps, slow), about, source, about["name"])
         first_use = {"tokens": width, "seconds": first_use_seconds(steps, width, profile.cost, slow)}
-        profile = Profile(profile.name, profile.cost, {**profile.about, "first_use": first_use})
-    regular = regular_samples(steps, slow)
-    return StepLogFit(with_log_keys(profile, regular), width, slow)
+        profile = replace(profile, about={**profile.about, "first_use": first_use})
+    return with_log_keys(profile, steps.select(~slow)), slow
 
 
 def with_log_keys(profile: Profile, steps: Samples) -> Profile:
@@ -80,7 +80,7 @@ def with_log_keys(profile: Profile, steps: Samples) -> Profile:
     error = stretch_error(steps, about) if steps.in_flight else None
     if error is not None:
         about |= {"error": {f"{STRETCH} successive steps": error}, "error_of_single_steps": about["error"]}
-    return Profile(profile.name, profile.cost, about)
+    return replace(profile, about=about)
 
 
 def stretch_error(steps: Samples, about: Mapping[str, Any]) -> Optional[dict[str, float]]:
@@ -119,31 +119,23 @@ def scatter_of(steps: Samples, columns: Sequence[NDArray[np.float64]]) -> float:
     return float(np.median(np.abs(design @ solution - 1)))
 
 
-def write_log_samples(folder: Path, steps: Samples, slow: NDArray[np.bool_]) -> None:
-    """Write samples.csv. A fit ignores flagged rows."""
+def write_log_profile(
+    folder: Path, steps: Samples, slow: NDArray[np.bool_], profile: Profile, source: Mapping[str, Any]
+) -> None:
+    """Write samples.csv and profile.yaml; `source` has the keys that say how the steps were measured.
+
+    A later fit ignores the samples that are flagged.
+    """
     flagged = np.where(slow, "new shape", "").tolist()
     write_samples(folder / "samples.csv", steps, overwrite=False, flagged=flagged)
+    write_profile(folder, {**profile.about, **source}, profile.cost)
 
 
-def write_log_profile(folder: Path, steps: Samples, fit: StepLogFit, source: Mapping[str, Any]) -> None:
-    """Write samples.csv and profile.yaml; `source` has the keys that say how the steps were measured."""
-    write_log_samples(folder, steps, fit.slow)
-    write_profile(folder, {**fit.profile.about, **source}, fit.profile.cost)
-
-
-def regular_samples(steps: Samples, slow: NDArray[np.bool_]) -> Samples:
+def regular_steps(steps: Samples, slow: NDArray[np.bool_]) -> Samples:
     """Return the steps that prepared no new shape."""
     if slow.all():
         raise BadInput("--first-use: expected steps that prepared no new shape, got none")
     return steps.select(~slow)
-
-
-def first_uses(steps: Samples, width: Optional[int] = None) -> tuple[int, NDArray[np.bool_]]:
-    """Return the tokens per shape that the engine prepares, 0 if it prepares none, and which steps did."""
-    width = find_width(steps) if width is None else width
-    if not 0 <= width <= MAX_NUMBER:
-        raise BadInput(f"--first-use: expected at least 0 tokens, got {width}")
-    return width, slow_steps(steps, width) if width else np.zeros(len(steps), bool)
 
 
 def token_buckets(steps: Samples, tokens: int) -> NDArray[np.int64]:

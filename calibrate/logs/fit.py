@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Callable, Optional
 
 import numpy as np
@@ -82,22 +82,21 @@ class LogFit:
 
 def fit_logs(spec: Runs, progress: Progress = lambda line: None, leave_out: bool = True) -> LogFit:
     """Fit the free parameters to the runs with `fit: true`; return the errors of all runs."""
-    training = [run for run in spec.runs if run.fit]
-    problem = Problem(training, spec.cost, spec.free, spec.spread, spec.front_end)
+    problem = Problem(replace(spec, runs=[run for run in spec.runs if run.fit]))
     solution = solve_problem(problem, progress)
-    cost, cold, front_end = problem.cost(solution.x), problem.cold(solution.x), problem.front_end(solution.x)
     errors = problem.error_inflation * solution.errors
     left_out: list[RunError] = []
-    if leave_out and len(training) > 1:
+    if leave_out and len(problem.runs) > 1:
         partial_fits, left_out = leave_one_out(problem, solution, progress)
         errors = np.maximum(errors, jackknife(partial_fits, problem.names, solution))
     draws = [problem.cost(values) for values in random_parameters(solution, np.minimum(errors, problem.width()))]
-    others = [run for run in spec.runs if not run.fit]
-    fitted, predicted = ([run_error(run, cost, cold, front_end) for run in group] for group in (training, others))
+    runs = [(run, problem.predict(run, solution.x)) for run in spec.runs]
+    fitted, predicted = ([run_error(*pair) for pair in runs if pair[0].fit == fit] for fit in (True, False))
     found = [
         front_end_finding(problem, solution, errors, k) for k, name in enumerate(problem.free) if front_end_key(name)
     ]
-    grid = fitted_range([predict(run, cost, cold.get(run.name, (0.0, 0.0)), front_end) for run in training])
+    grid = fitted_range([prediction for run, prediction in runs if run.fit])
+    cost, cold, front_end = problem.cost(solution.x), problem.cold(solution.x), problem.front_end(solution.x)
     return LogFit(
         problem.names, solution.x, errors, cost, draws, cold, front_end, found, fitted, left_out, predicted, grid
     )
@@ -134,8 +133,7 @@ def solve_problem(problem: Problem, progress: Progress) -> Solution:
     short = [shortened(run, max(SHORT_RUN, SHORT_LOG // (2 * len(problem.runs)))) for run in problem.runs]
     if problem.request_count <= SHORT_LOG or all(map(operator.is_, short, problem.runs)):
         return solve_reweighted(problem, progress)
-    first = Problem(short, problem.start_cost, problem.priors, problem.spread, problem.start_front_end)
-    x = solve_reweighted(first, progress).x
+    x = solve_reweighted(Problem(replace(problem.spec, runs=short)), progress).x
     problem.refine()
     problem.reweigh(x)
 
@@ -185,7 +183,8 @@ def leave_one_out(problem: Problem, solution: Solution, progress: Progress) -> t
         partial = solve(rest, np.array([values[name] for name in rest.names]), rounds)
         partial_fits.append((rest.names, partial))
         # Other runs do not show the cold start of this run, so it is taken from the full fit.
-        errors.append(run_error(run, rest.cost(partial.x), problem.cold(solution.x), rest.front_end(partial.x)))
+        cold = problem.cold(solution.x).get(run.name, (0.0, 0.0))
+        errors.append(run_error(run, predict(run, rest.cost(partial.x), cold, rest.front_end(partial.x))))
     return partial_fits, errors
 
 
@@ -204,11 +203,8 @@ def jackknife(partial_fits: Sequence[PartialFit], names: Sequence[str], full: So
     return np.asarray(np.sqrt((len(partial_fits) - 1) / len(partial_fits) * squares), float)
 
 
-def run_error(
-    run: ObservedRun, cost: StepCost, cold: Mapping[str, tuple[float, float]], front_end: Mapping[str, float]
-) -> RunError:
-    """Predict a run and return its error."""
-    predicted = predict(run, cost, cold.get(run.name, (0.0, 0.0)), front_end)
+def run_error(run: ObservedRun, predicted: Prediction) -> RunError:
+    """Return the error of a predicted run."""
     figures = {
         f"{part.name} {name}".strip(): pair
         for part in run.reported

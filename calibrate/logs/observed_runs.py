@@ -2,7 +2,7 @@
 
 Every run has a scenario, merged over a common one. It also has a `log` with the times of each request, or only a
 `total` in seconds, or `reported` means and quantiles. A log is a CSV, requests.csv of servesim, the result of a load
-generator (vLLM bench, guidellm, aiperf), or performance_serving's log or result file.
+generator (vLLM bench, guidellm, aiperf), or performance_serving's log.
 
     data: ../logs                         # folder of logs and traces, relative to this file
     scenario: {engine: {...}, policy: {...}}
@@ -172,7 +172,6 @@ class RunEntry(Keys):
     scenario: Optional[Tree] = None  # merged over that of the file
     log: Maybe[Text] = None  # file with request times
     interval: Maybe[Positive] = None  # seconds between two requests, if the log has no send times
-    dataset: Maybe[Text] = None  # data set that was sent, if the log identifies requests by their prompts
     total: Maybe[Positive] = None  # makespan in seconds
     reported: FiguresByStage = Field(default_factory=list)  # of all requests, or of each stage of the workload
     cold: Flag = False
@@ -282,7 +281,7 @@ def read_run(run: RunEntry, common: Tree, folder: Path, where: str) -> ObservedR
     tree = assemble([Layer(common, folder=folder), Layer(run.scenario or {}, folder=folder)])
     times = None
     if run.log is not None:
-        times = read_times(folder / run.log, folder / run.dataset if run.dataset is not None else None)
+        times = read_times(folder / run.log)
         if "trace" not in tree and "workload" not in tree:
             tree["trace"] = {"path": str(folder / run.log)}
     scenario = scenario_from(tree, where)

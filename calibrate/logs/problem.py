@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 from servesim.core import StepCost
 
-from .observed_runs import ObservedRun
+from .observed_runs import ObservedRun, Runs
 from .parameters import front_end_key, value_of, with_values
-from .residuals import QueueTimes, Residuals, predict, residuals_of
+from .residuals import Prediction, QueueTimes, Residuals, predict, residuals_of
 
 Array = NDArray[np.float64]
 COLD_START_S = 10.0  # start value
@@ -22,31 +23,21 @@ MISSING = 10.0  # logarithm: the error of a figure that a simulation does not ha
 class Problem:
     """Residuals of the fitted runs as a function of the parameters."""
 
-    def __init__(
-        self,
-        runs: Sequence[ObservedRun],
-        cost: StepCost,
-        free: Mapping[str, float],
-        spread: float,
-        front_end: Mapping[str, float],
-    ) -> None:
-        self.runs = list(runs)
-        self.start_cost = cost
-        self.start_front_end = front_end
-        self.free = list(free)
-        self.terms = [name for name in free if not front_end_key(name)]  # of the cost model
-        self.priors = free
-        self.spread = spread
-        self.parts: dict[str, list[Residuals]] = {run.name: residuals_of(run, spread) for run in runs}
+    def __init__(self, spec: Runs) -> None:
+        self.spec = spec
+        self.runs = spec.runs
+        self.free = list(spec.free)
+        self.terms = [name for name in self.free if not front_end_key(name)]  # of the cost model
+        self.parts: dict[str, list[Residuals]] = {run.name: residuals_of(run, spec.spread) for run in self.runs}
         self.names = self.free + [
-            f"cold.{run.name}.{kind}" for run in runs if run.cold for kind in ("prefill", "decode")
+            f"cold.{run.name}.{kind}" for run in self.runs if run.cold for kind in ("prefill", "decode")
         ]
         self._cache: dict[tuple[object, ...], list[Array]] = {}
 
     def start(self) -> Array:
         """Return the start values of the parameters."""
-        keys = {name: front_end_key(name) for name in self.free}
-        values = [self.start_front_end[key] if key else value_of(self.start_cost, name) for name, key in keys.items()]
+        spec, keys = self.spec, {name: front_end_key(name) for name in self.free}
+        values = [spec.front_end[key] if key else value_of(spec.cost, name) for name, key in keys.items()]
         for run in self.runs:
             if run.cold:
                 first = max(1.0, float(run.first.min()) - 0.5) if run.has_request_times else COLD_START_S
@@ -55,22 +46,27 @@ class Problem:
 
     def width(self) -> Array:
         """Return the relative widths of the priors."""
-        return np.array([self.priors.get(name, 1.0) for name in self.names])
+        return np.array([self.spec.free.get(name, 1.0) for name in self.names])
 
     def cost(self, values: Array) -> StepCost:
         """Return the cost model with these parameters."""
         by_name = dict(zip(self.free, values.tolist()))
-        return with_values(self.start_cost, self.terms, [by_name[name] for name in self.terms])
+        return with_values(self.spec.cost, self.terms, [by_name[name] for name in self.terms])
 
     def front_end(self, values: Array) -> dict[str, float]:
         """Return the times of the front end, by key of `engine.front_end`."""
         fitted = {front_end_key(name): value for name, value in zip(self.free, values.tolist())}
-        return {key: fitted.get(key, start) for key, start in self.start_front_end.items()}
+        return {key: fitted.get(key, start) for key, start in self.spec.front_end.items()}
 
     def cold(self, values: Array) -> dict[str, tuple[float, float]]:
         """Return the cold start of every run that has one."""
         seconds = iter([float(value) for value in values[len(self.free) :]])
         return {run.name: (next(seconds), next(seconds)) for run in self.runs if run.cold}
+
+    def predict(self, run: ObservedRun, values: Array) -> Prediction:
+        """Simulate a run, which need not be one of the fitted ones."""
+        cold = self.cold(values).get(run.name, (0.0, 0.0))
+        return predict(run, self.cost(values), cold, self.front_end(values))
 
     def residuals(self, values: Array) -> Array:
         """Return the residuals in standard deviations."""
@@ -136,9 +132,8 @@ class Problem:
 
     def without(self, left_out: ObservedRun) -> Problem:
         """Return the problem without a run, with the same weights."""
-        runs = [run for run in self.runs if run is not left_out]
-        rest = Problem(runs, self.start_cost, self.priors, self.spread, self.start_front_end)
-        rest.parts = {run.name: self.parts[run.name] for run in runs}
+        rest = Problem(replace(self.spec, runs=[run for run in self.runs if run is not left_out]))
+        rest.parts = {run.name: self.parts[run.name] for run in rest.runs}
         return rest
 
     def refine(self) -> None:
@@ -163,7 +158,7 @@ class Problem:
         cold = self.cold(values).get(run.name, (0.0, 0.0))
         key = (run.name, *cold, *(float(value) for value in values[: len(self.free)]))
         if key not in self._cache:  # a cold start of one run does not change the others
-            predicted = predict(run, self.cost(values), cold, self.front_end(values))
+            predicted = self.predict(run, values)
             errors = [part.errors(predicted) for part in self.parts[run.name]]
             self._cache[key] = [np.where(np.isfinite(array), array, MISSING) for array in errors]
         return self._cache[key]

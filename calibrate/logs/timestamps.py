@@ -1,16 +1,16 @@
-"""Request times from logs of real runs: CSV files, results of load generators, performance_serving's files."""
+"""Request times from logs of real runs: CSV files, results of load generators, performance_serving's log."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from servesim.core import BadInput
 from servesim.files.csv_rows import CsvRow, parse_csv
-from servesim.files.read import parse_json, read_text
+from servesim.files.read import read_text
 from servesim.traces.read.benchmark_results import match_send_times, parse_log, read_results
 from servesim.traces.read.source import Source
 
@@ -36,13 +36,11 @@ class RequestTimes(NamedTuple):
     figures: Mapping[str, float] = {}  # means and quantiles instead, if single requests cannot be compared
 
 
-def read_times(path: Path, dataset: Optional[Path] = None) -> RequestTimes:
-    """Read a log; the format is detected. A performance_serving result file needs the data set that was sent."""
+def read_times(path: Path) -> RequestTimes:
+    """Read a log; the format is detected."""
     if not path.is_file():
         raise BadInput(f"{path}: no such log")
     text = read_text(path)
-    if text.lstrip()[:1] == "[":
-        return from_result(text, path, dataset)
     if text.lstrip()[:1] == "{":
         return from_benchmark(path)
     if " - " in text.split("\n", 1)[0]:
@@ -136,38 +134,3 @@ def from_log(path: Path) -> RequestTimes:
         raise BadInput(f"{path}: expected responses with a first_token_time, got none")
     index, arrival, ttft, e2e = zip(*table)
     return RequestTimes(np.array(index, np.int64), dict(zip(index, arrival)), np.array(ttft), np.array(e2e))
-
-
-def from_result(text: str, path: Path, dataset: Optional[Path]) -> RequestTimes:
-    """Read performance_serving's result file. It has no order: the index of a request is that of its prompt."""
-    if dataset is None:
-        raise BadInput(
-            f"{path}: a result file does not record the request order; set `dataset` to the data set that was sent"
-        )
-    index_of = prompt_index(dataset)
-    table = []
-    try:
-        for response in parse_json(path, text):
-            k = index_of.get(str(response["input"]))
-            if k is not None:
-                table.append((k, float(response["first_token_time"]), float(response["res_time"])))
-    except BadInput:
-        raise
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"{path}: expected responses with input, first_token_time, res_time: {error!r}") from None
-    if not table:
-        raise BadInput(f"{path}: no prompt of this file is in {dataset}")
-    index, ttft, e2e = zip(*sorted(table))
-    return RequestTimes(np.array(index, np.int64), {}, np.array(ttft), np.array(e2e))
-
-
-def prompt_index(dataset: Path) -> Mapping[str, int]:
-    """Return the first index of each prompt in an Alpaca data set; prompts are built as the client builds them."""
-    try:
-        records: Sequence[Mapping[str, Any]] = parse_json(dataset, read_text(dataset))
-        prompts = [f"{r['instruction']}:{r['input']}" if r.get("input") else str(r["instruction"]) for r in records]
-    except BadInput:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"{dataset}: expected a list of instruction, input, output: {error!r}") from None
-    return {prompt: k for k, prompt in reversed(list(enumerate(prompts)))}

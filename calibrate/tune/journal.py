@@ -2,85 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Optional
+from typing import Optional
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 from servesim.files.checked import Index, Stored, StoredNumber
 from servesim.study.journal import Journal, sync
 
 JOURNAL = "tune.jsonl"
 
 
-@dataclass(frozen=True)
-class Measurement:
+class Measurement(Stored):
     """One configuration, measured live. Its files are in the folder live/NAME."""
 
-    round: int
-    config: int
-    name: str
-    seconds: float  # of the device, with loading and warm-up
-    metrics: Mapping[str, float]  # metrics of the run; empty if it was stopped or got stuck
-    predicted: Mapping[str, float]  # the same metrics as simulated before the measurement
+    model_config = ConfigDict(frozen=True)
+
+    round: Index
+    config: Index
+    name: str = Field(pattern=r"^[\w-]+$")
+    seconds: StoredNumber  # of the device, with loading and warm-up
+    metrics: dict[str, StoredNumber]  # metrics of the run; empty if it was stopped or got stuck
+    predicted: dict[str, StoredNumber]  # the same metrics as simulated before the measurement
     stopped: bool = False  # at the end of the device time: only its steps are used
-    differs: Sequence[str] = ()  # settings of the server that are not those of the configuration
+    differs: list[str] = Field([])  # settings of the server that are not those of the configuration
 
 
 class TuneLine(Stored):
     """The keys of one line: the choice of a round, or a measurement."""
 
-    event: Literal["chosen", "measured"]
     round: Index
-    configs: Optional[list[Index]] = None
-    config: Optional[Index] = None
-    name: Optional[str] = Field(None, pattern=r"^[\w-]+$")
-    seconds: Optional[StoredNumber] = None
-    metrics: dict[str, StoredNumber] = Field({})
-    predicted: dict[str, StoredNumber] = Field({})
-    stopped: bool = False
-    differs: list[str] = Field([])
+    configs: Optional[list[Index]] = None  # to measure
+    measured: Optional[Measurement] = None
 
     @model_validator(mode="after")
-    def _has_result(self) -> TuneLine:
-        complete = self.configs is not None if self.event == "chosen" else None not in (self.config, self.name)
-        if not complete or (self.event == "measured" and self.seconds is None):
-            raise ValueError("the configs of a choice, or the config, name and seconds of a measurement")
+    def _has_one(self) -> TuneLine:
+        if (self.configs is None) == (self.measured is None):
+            raise ValueError("the configs of a choice, or a measurement")
         return self
 
 
-class TuneJournal:
+class TuneJournal(Journal):
     """The open journal of a tuning run; use it as a context manager."""
 
     def __init__(self, folder: Path) -> None:
-        self._journal = Journal(folder / JOURNAL, TuneLine)
+        super().__init__(folder / JOURNAL, TuneLine)
         self.chosen: dict[int, list[int]] = {}  # by round: the configurations to measure
         self.measurements: list[Measurement] = []
 
     def __enter__(self) -> TuneJournal:
-        self._journal.__enter__()
-        for record in self._journal.records:
-            line = TuneLine.model_validate(record)
-            if line.event == "chosen":
-                self.chosen[line.round] = list(line.configs or [])
-            else:
-                self.measurements.append(Measurement(**{f.name: getattr(line, f.name) for f in fields(Measurement)}))
+        super().__enter__()
+        for record in self.records:
+            self._note(TuneLine.model_validate(record))
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._journal.__exit__()
+    def _note(self, line: TuneLine) -> None:
+        if line.measured is not None:
+            self.measurements.append(line.measured)
+        else:
+            self.chosen[line.round] = line.configs or []
+
+    def _add(self, line: TuneLine) -> None:
+        self.append([line.model_dump(exclude_none=True)])
+        sync(self.path)
+        self._note(line)
 
     def choose(self, number: int, configs: Sequence[int]) -> None:
         """Record what a round measures, before it measures."""
-        self._journal.append([{"event": "chosen", "round": number, "configs": list(configs)}])
-        self.chosen[number] = list(configs)
+        self._add(TuneLine(round=number, configs=list(configs)))
 
     def add(self, measurement: Measurement) -> None:
         """Record a finished measurement, whose files are complete."""
-        self._journal.append([{"event": "measured", **asdict(measurement)}])
-        sync(self._journal.path)
-        self.measurements.append(measurement)
+        self._add(TuneLine(round=measurement.round, measured=measurement))
 
     @property
     def device_seconds(self) -> float:
@@ -90,7 +83,3 @@ class TuneJournal:
     def of_round(self, number: int) -> list[Measurement]:
         """Return the measurements of a round."""
         return [measurement for measurement in self.measurements if measurement.round == number]
-
-    def up_to(self, number: int) -> list[Measurement]:
-        """Return the measurements of a round and of those before it."""
-        return [measurement for measurement in self.measurements if measurement.round <= number]

@@ -26,7 +26,7 @@ from servesim.statistics.objective import Objective
 from servesim.study.executor import Executor
 from servesim.study.experiment import Experiment
 from servesim.study.progress import Progress
-from servesim.study.ranking import Row, Summary
+from servesim.study.ranking import Summary
 from servesim.study.single_run import RunContext
 from servesim.study.sweep import sweep
 
@@ -103,11 +103,6 @@ class Tuner:
                     waiting = self.folder / NEXT_FILE if reason == WAITING else None
                     return TuneResult(self.rounds, reason, self.journal.measurements, waiting)
 
-    def missing(self) -> list[tuple[str, Scenario]]:
-        """Return the measurements that the last round has chosen but not made, with their names in live/."""
-        number = len(self.rounds)
-        return [(f"round{number}-{name}", self._scenario(config)) for config, name in self._missing(number)]
-
     def _missing(self, number: int) -> list[tuple[int, str]]:
         """Return the measurements of a round that are not made: configuration, and name without the round."""
         done = [m.name for m in self.journal.of_round(number)]
@@ -128,7 +123,7 @@ class Tuner:
         folder = self.folder / f"round-{number}" / "sweep"
         with Progress("sweep", self.quiet) as progress:
             records = sweep(experiment, folder, self.executor, resume=True, progress=progress)
-        measurements, twins = self.journal.up_to(number - 1), find_twins(records)
+        measurements, twins = [m for m in self.journal.measurements if m.round < number], find_twins(records)
         ratios = measured_ratios(records, measurements)
         metric = self.objective.metric
         scatter = scatter_of(metric, records, measurements)
@@ -255,13 +250,18 @@ class Tuner:
         differs = setting_notes(scenario, live.extra.get("server_settings", {}))
         for text in differs:
             self.say(f"round {number}: {name}: {text}")
-        predicted = predicted_metrics(row)
-        self.journal.add(Measurement(number, config, name, seconds, metrics, predicted, live.stopped, differs))
+        predicted = row.runs[0].get("metrics", {}) if row.runs else {}  # of the run that is measured: the first one
+        self.journal.add(
+            Measurement(
+                round=number, config=config, name=name, seconds=seconds, metrics=metrics, predicted=predicted,
+                stopped=live.stopped, differs=differs,
+            )
+        )  # fmt: skip
 
     def _correct(self, number: int) -> Optional[Correction]:
         """Correct the profile with all measurements so far, and write that of the next round. None without any step."""
-        folders = {f"round{m.round}-{m.name}": m for m in self.journal.up_to(number)}
-        runs = {name: read_run(self.folder / "live" / name) for name in folders}
+        names = [f"round{m.round}-{m.name}" for m in self.journal.measurements if m.round <= number]
+        runs = {name: read_run(self.folder / "live" / name) for name in names}
         profile = self.start_profile
         if self.target.host_separate:  # a real device: the new profile describes it, not that of the start profile
             profile = on_device(profile, next(iter(runs.values())).result.get("backend"), self.say)
@@ -281,8 +281,3 @@ class Tuner:
 def config_name(config: int) -> str:
     """Return the name of a configuration in tables and folders."""
     return f"config{config}" + ("-baseline" if config == 0 else "")
-
-
-def predicted_metrics(row: Row) -> dict[str, float]:
-    """Return the simulated metrics of the run that is measured: the first replication."""
-    return dict(row.runs[0].get("metrics", {})) if row.runs else {}

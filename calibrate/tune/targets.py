@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Optional, Protocol
+from typing import Optional, Union
 from urllib.parse import urlsplit
 
 from servesim.calibrate.live.setup import DeviceSession
@@ -24,46 +24,26 @@ from servesim.runs.build import copy_requests
 SERVER_START_S = 600.0  # until a restarted server must accept connections
 
 
-class LiveTarget(Protocol):
-    """Measures scenarios."""
-
-    @property
-    def has_steps(self) -> bool:
-        """Whether it reports step times."""
-
-    @property
-    def host_separate(self) -> bool:
-        """Whether its step times tell the host from the device."""
-
-    @property
-    def ready(self) -> bool:
-        """Whether it can run any configuration now, without help."""
-
-    def measure(
-        self, name: str, scenario: Scenario, file: Path, profile: Profile, max_seconds: float
-    ) -> tuple[MeasuredRun, float]:
-        """Run a scenario, which `file` holds too; stop it after `max_seconds` if possible. Return its device time."""
-
-
 @dataclass
 class BackendTarget:
-    """A model that a worker loads before the first measurement."""
+    """A model that a worker loads before the first measurement. It can run any configuration."""
 
     session: DeviceSession
     scenarios: Sequence[Scenario]  # all that may be measured: the largest one decides the size of the cache
     warm_up: int = 32
     quiet: bool = True
-    has_steps = True
+    has_steps = True  # it reports step times
     ready = True
 
     @property
     def host_separate(self) -> bool:
-        """The clock of the fake backend gives whole steps."""
+        """Whether step times tell the host from the device; the clock of the fake backend gives whole steps."""
         return self.session.backend != "fake"
 
     def measure(
         self, name: str, scenario: Scenario, file: Path, profile: Profile, max_seconds: float
     ) -> tuple[MeasuredRun, float]:
+        """Run a scenario, which `file` holds too; stop it after `max_seconds` if possible. Return its device time."""
         start = time.monotonic()
         if not self.session.about:
             self.session.load(self.scenarios)
@@ -125,3 +105,6 @@ class UrlTarget:
                 if time.monotonic() > until:
                     raise BadInput(f"--url {self.server.url}: no answer {SERVER_START_S:g} s after --restart") from None
                 time.sleep(0.2)
+
+
+LiveTarget = Union[BackendTarget, UrlTarget]

@@ -182,7 +182,7 @@ def write_fit(recording: Recording, steps: Sequence[MeasuredStep], folder: Path,
     header = recording.header
     timed = timed_steps(steps)
     fitted = {"name": folder.name, "device": header["device"], "model": recording.model}
-    fit = fit_log(timed, fitted, str(recording.path), width=0)  # the warm-up has prepared the shapes
+    profile, slow = fit_log(timed, fitted, str(recording.path), width=0)  # the warm-up has prepared the shapes
     source = {
         "how": HOW,
         "date": time.strftime("%Y-%m-%d"),
@@ -190,7 +190,7 @@ def write_fit(recording: Recording, steps: Sequence[MeasuredStep], folder: Path,
         "tensor_parallel": header["parallel"].get("tensor_parallel_size"),
         **about,
     }
-    write_log_profile(folder, timed, fit, source)
+    write_log_profile(folder, timed, slow, profile, source)
 
 
 def check_server(calibration: Calibration, fitted: FittedServer) -> tuple[FittedServer, ReplayedScenario]:

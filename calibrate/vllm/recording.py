@@ -25,11 +25,6 @@ from servesim.policies.vllm_v1.settings import NEWEST, OLDEST, SETTING_SINCE, is
 HEADER_TIMEOUT_S = 10.0
 WRITTEN_S = 0.5  # until the recorder has written the last step
 METHODS = get_args(Speculative.model_fields["method"].annotation)  # of speculative decoding, which are simulated
-POLICY_FIELDS = (
-    "max_num_seqs", "max_num_active_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "policy", "watermark",
-    "long_prefill_token_threshold", "long_prefill_token_threshold_adaptive", "scheduler_reserve_full_isl",
-    "async_scheduling",
-)  # fmt: skip
 UNSIMULATED = {  # settings that change decisions, and their values without effect
     ("parallel", "data_parallel_size"): 1,
     ("parallel", "pipeline_parallel_size"): 1,
@@ -99,8 +94,9 @@ class Recording:
         """Return a scenario with the settings of the server. V1 never uses the first block."""
         scheduler, version = self.header["scheduler"], self.simulated_version
         later = {name for name, first in SETTING_SINCE.items() if version_number(version) < first}
-        fields = {name: scheduler[name] for name in POLICY_FIELDS if name in scheduler and name not in later}
-        fields.update({name: False for name in later if field_values(VLLMV1())[name]})
+        defaults = field_values(VLLMV1())  # their names are those of vLLM
+        fields = {name: scheduler[name] for name in defaults if name in scheduler and name not in later}
+        fields.update({name: False for name in later if defaults[name]})
         fields["enable_prefix_caching"] = bool(self.header["cache"].get("enable_prefix_caching"))
         return {
             "workload": dict(workload),

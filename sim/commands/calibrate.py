@@ -13,11 +13,13 @@ from .calibrate_derive import register_derive
 from .calibrate_endpoint import register_endpoint
 from .calibrate_import import register_import
 from .calibrate_vllm import register_vllm
-from .notes import print_note, print_path
-from .options import add_device_options, add_json, add_trust, fraction
+from .notes import print_json, print_note, print_path
+from .options import add, add_device_options, add_json, add_trust, fraction
 
 if TYPE_CHECKING:
     from servesim.calibrate.probe.session import ProbeSession
+
+PLOT = {"--plot FILE.png": "draw a chart of the samples and the fit"}
 
 
 def register(commands: Any) -> None:
@@ -40,14 +42,11 @@ def register_logs(kinds: Any) -> None:
         description="Fit step costs to logs and reported totals of real runs. The fit runs the simulator for each "
         "trial value.",
     )
-    logs.add_argument(
-        "runs", metavar="RUNS.yaml", help="YAML file with the scenario and the measured times of each run"
-    )
-    logs.add_argument("-o", "--output", metavar="DIR", help="folder for profile.yaml (default: print the fit only)")
-    logs.add_argument(
-        "--no-cross-validation", action="store_true",
-        help="skip the fits that leave out one run each (faster, no held-out error)",
-    )  # fmt: skip
+    add(logs, {
+        "FILE": "YAML file with the scenario and the measured times of each run",
+        "-o, --output DIR": "folder for profile.yaml (default: print the fit only)",
+        "--no-cross-validation": "skip the fits that leave out one run each (faster, no held-out error)",
+    })  # fmt: skip
     add_trust(logs)
     logs.set_defaults(run=fit_from_logs)
 
@@ -63,7 +62,7 @@ def fit_from_logs(args: argparse.Namespace) -> int:
 
     if args.output:
         check_new(Path(args.output) / "profile.yaml", "profile")
-    runs = read_runs(Path(args.runs))
+    runs = read_runs(Path(args.file))
     print_note(args, *dict.fromkeys(remark for run in runs.runs for remark in run.trace.remarks()))
 
     def show_progress(line: str) -> None:
@@ -87,37 +86,26 @@ def register_probe(kinds: Any) -> None:
         "repeated until its median reaches --precision. To continue after an interruption, run the same command again.",
     )
     device = add_device_options(probe)
-    number: dict[str, Any] = {"type": int, "metavar": "N"}
-    device.add_argument("--num-blocks", default=1024, help="KV blocks on the device (default 1024)", **number)
-    device.add_argument("--block-size", default=16, help="tokens per KV block (default 16)", **number)
-    device.add_argument("--host-blocks", default=64, help="KV blocks in host memory (default 64)", **number)
+    add(device, {"--num-blocks N": "KV blocks on the device"}, type=int, default=1024)
+    add(device, {"--block-size N": "tokens per KV block"}, type=int, default=16)
+    add(device, {"--host-blocks N": "KV blocks in host memory"}, type=int, default=64)
     grid = probe.add_argument_group("grid")
-    grid.add_argument(
-        "--budget", type=float, default=120.0, metavar="S", help="maximum seconds of measuring (default 120)"
-    )
-    grid.add_argument(
-        "--precision", type=fraction, default=0.01, metavar="FRACTION",
-        help="target standard error of each median, relative to it (default 1%%)",
-    )  # fmt: skip
-    grid.add_argument("--max-rows", default=64, help="maximum rows per step (default 64)", **number)
-    grid.add_argument(
-        "--max-tokens", default=2048, **number,
-        help="maximum prompt tokens per step (default 2048)",
-    )  # fmt: skip
-    grid.add_argument("--max-seq-len", help="maximum tokens per sequence (default: the model's context)", **number)
-    grid.add_argument(
-        "--seed", default=0, help="random seed of the random step shapes in the grid (default 0)", **number
-    )
+    add(grid, {"--budget S": "maximum seconds of measuring (default 120)"}, type=float, default=120.0)
+    precise = "target standard error of each median, relative to it (default 1%%)"
+    add(grid, {"--precision FRACTION": precise}, type=fraction, default=0.01)
+    add(grid, {"--max-rows N": "maximum rows per step"}, type=int, default=64)
+    add(grid, {"--max-tokens N": "maximum prompt tokens per step"}, type=int, default=2048)
+    add(grid, {"--max-seq-len N": "maximum tokens per sequence (default: the model's context)"}, type=int)
+    add(grid, {"--seed N": "random seed of the random step shapes in the grid (default 0)"}, type=int, default=0)
     out = probe.add_argument_group("output")
-    out.add_argument("-o", "--output", required=True, metavar="DIR", help="profile folder to write or to continue")
-    out.add_argument("--no-fit", action="store_true", help="measure only, do not fit")
+    add(out, {"-o, --output DIR": "profile folder to write or to continue"}, required=True)
+    add(out, {"--no-fit": "measure only, do not fit"})
     probe.set_defaults(run=probe_device)
 
 
 def register_fit(kinds: Any) -> None:
     fit = kinds.add_parser("fit", help="fit the samples of a profile folder and print the held-out error")
-    fit.add_argument("folder", metavar="DIR", help="profile folder with samples.csv, and probe.yaml or profile.yaml")
-    fit.add_argument("--plot", metavar="FILE.png", help="draw a chart of the samples and the fit")
+    add(fit, {"FOLDER": "profile folder with samples.csv, and probe.yaml or profile.yaml", **PLOT})
     fit.set_defaults(run=fit_samples, json=False)
 
 
@@ -125,12 +113,9 @@ def register_check(kinds: Any) -> None:
     check = kinds.add_parser(
         "check", help="print the measured range and the error of a profile, and what to measure next"
     )
-    check.add_argument("profile", metavar="PROFILE", help="bundled profile or profile folder")
-    check.add_argument(
-        "--tolerance", type=fraction, metavar="FRACTION",
-        help="exit with 3 if a held-out error is larger, e.g. 0.03 or 3%%",
-    )  # fmt: skip
-    check.add_argument("--plot", metavar="FILE.png", help="draw a chart of the samples and the fit")
+    add(check, {"PROFILE": "bundled profile or profile folder", **PLOT})
+    wrong = "exit with 3 if a held-out error is larger, e.g. 0.03 or 3%%"
+    add(check, {"--tolerance FRACTION": wrong}, type=fraction)
     add_json(check)
     check.set_defaults(run=check_profile)
 
@@ -234,14 +219,12 @@ def fit_samples(args: argparse.Namespace) -> int:
 
 def check_profile(args: argparse.Namespace) -> int:
     """Print the report; return 3 if an error is above the tolerance."""
-    import json
-
     from servesim.calibrate.probe.check import is_within, report, report_json
     from servesim.costs.device_profile import load_profile
 
     profile = load_profile(args.profile)
     if args.json:
-        print(json.dumps(report_json(profile, args.tolerance), indent=1, default=str))
+        print_json(report_json(profile, args.tolerance), default=str)
     else:
         print(report(profile, args.tolerance))
     write_plot(profile, args.plot, args)

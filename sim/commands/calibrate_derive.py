@@ -8,7 +8,8 @@ from typing import Any
 
 from servesim.core import BadInput
 
-from .options import add_names, names_of
+from .notes import print_profile
+from .options import add, add_names, names_of
 
 
 def register_derive(kinds: Any) -> None:
@@ -18,20 +19,14 @@ def register_derive(kinds: Any) -> None:
         description="Scale the measured step times with the FLOPs and bytes of the models and the data sheets of the "
         "devices. The result is marked as derived in every output, and its intervals are wide.",
     )
-    derive.add_argument(
-        "--from", dest="source", metavar="PROFILE",
-        help="measured profile: bundled name or folder (default: h200-llama2-7b; h200-llama3.1-8b for models with "
-        "grouped heads)",
-    )  # fmt: skip
+    known = "h200-llama2-7b; h200-llama3.1-8b for models with grouped heads"
+    source = f"measured profile: bundled name or folder (default: {known})"
+    add(derive, {"--from PROFILE": source}, dest="source")
     add_names(derive)
-    derive.add_argument(
-        "--front-end", type=float, metavar="SECONDS",
-        help="seconds of a request outside of the steps: HTTP, tokeniser (default: those of PROFILE)",
-    )  # fmt: skip
-    derive.add_argument(
-        "--eager", action="store_true", help="server without CUDA graphs: the host launches every kernel of a step"
-    )
-    derive.add_argument("-o", "--output", metavar="DIR", required=True, help="profile folder to write")
+    outside = "seconds of a request outside of the steps: HTTP, tokeniser (default: those of PROFILE)"
+    add(derive, {"--front-end SECONDS": outside}, type=float)
+    add(derive, {"--eager": "server without CUDA graphs: the host launches every kernel of a step"})
+    add(derive, {"-o, --output DIR": "profile folder to write"}, required=True)
     derive.set_defaults(run=derive_profile)
 
 
@@ -40,7 +35,6 @@ def derive_profile(args: argparse.Namespace) -> int:
     from servesim.config.memory import blocks_of_device, describe_budget
     from servesim.costs.device_profile import load_profile, write_profile
     from servesim.costs.named_profile import derive_named, measured_for
-    from servesim.costs.profile_verdict import verdict_on
     from servesim.files.write import check_new
 
     folder = Path(args.output)
@@ -60,5 +54,5 @@ def derive_profile(args: argparse.Namespace) -> int:
     print(str(about["how"]))
     if budget is not None:
         print(f"memory: {describe_budget(budget)}")
-    print("\n".join([*verdict_on(load_profile(folder)).lines(), f"profile: {folder / 'profile.yaml'}"]))
+    print_profile(folder)
     return 0

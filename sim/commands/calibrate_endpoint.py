@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from servesim.core import BadInput
 
 from .notes import print_note
-from .options import MODEL_HELP, add_server_options
+from .options import MODEL_HELP, add, add_server_options
 
 ASYNCHRONOUS = (
     "with asynchronous scheduling, the default of vLLM, token times do not show when a step starts: prefills look too "
@@ -24,45 +23,34 @@ def register_endpoint(kinds: Any) -> None:
         "endpoint",
         help="send calibration loads to a running server and fit its step costs",
         description="Calibrate a server over HTTP. The loads are single requests of growing length, steady batches, "
-        "bursts of prompts, and prompts sent to a busy server. answers.csv keeps every response. samples.csv "
+        "bursts of prompts, and prompts sent to a busy server. answers.jsonl keeps every response. samples.csv "
         "keeps every step time computed from the responses. If a load fails, the other loads still run.",
     )
     server = add_server_options(endpoint, required=True, timeout=120.0)
-    server.add_argument("--device", metavar="TEXT", help="name of the device, written to the profile")
-    server.add_argument("--model", metavar="MODEL", help=MODEL_HELP)
-    _add_load_options(endpoint.add_argument_group("loads"))
+    add(server, {"--device TEXT": "name of the device, written to the profile", "--model MODEL": MODEL_HELP})
+    loads = endpoint.add_argument_group("loads")
+    lengths = "prompt tokens of the single requests (default 16,32,... to 2048, or to the max_model_len of the server)"
+    add(loads, {
+        "--lengths N,N...": lengths,
+        "--batches N,N...": "requests per steady batch (default 2,4,8,16,32)",
+        "--bursts N,N...": "prompts per burst (default 2,4,8)",
+    }, type=numbers)  # fmt: skip
+    add(loads, {"--output-tokens N": "output tokens per request"}, type=int, default=32)
+    add(loads, {"--rounds N": "repetitions of each load"}, type=int, default=3)
+    add(loads, {"--max-tokens N": "maximum cached tokens per batch"}, type=int, default=8192)
+    add(loads, {"--budget S": "start no new load after this many seconds (default 600)"}, type=float, default=600.0)
     out = endpoint.add_argument_group("output")
-    out.add_argument("-o", "--output", required=True, metavar="DIR", help="profile folder to write")
-    out.add_argument(
-        "--resume", action="store_true", help="continue with the responses in DIR; failed loads are repeated"
-    )
+    add(out, {"-o, --output DIR": "profile folder to write"}, required=True)
+    add(out, {"--resume": "continue with the responses in DIR; failed loads are repeated"})
     endpoint.set_defaults(run=calibrate_endpoint)
 
 
-def _add_load_options(loads: Any) -> None:
-    loads.add_argument(
-        "--lengths",
-        metavar="N,N...",
-        help="prompt tokens of the single requests (default 16,32,... to 2048, or to the max_model_len of the server)",
-    )
-    loads.add_argument("--batches", metavar="N,N...", help="requests per steady batch (default 2,4,8,16,32)")
-    loads.add_argument("--bursts", metavar="N,N...", help="prompts per burst (default 2,4,8)")
-    loads.add_argument(
-        "--output-tokens", type=int, default=32, metavar="N", help="output tokens per request (default 32)"
-    )
-    loads.add_argument("--rounds", type=int, default=3, metavar="N", help="repetitions of each load (default 3)")
-    loads.add_argument(
-        "--max-tokens", type=int, default=8192, metavar="N",
-        help="maximum cached tokens per batch (default 8192)",
-    )  # fmt: skip
-    loads.add_argument(
-        "--budget", type=float, default=600.0, metavar="S",
-        help="start no new load after this many seconds (default 600)",
-    )  # fmt: skip
-    loads.add_argument(
-        "--prompt-seed", metavar="TEXT",
-        help="random seed of the prompts (default: the time, so that the server has no prompt in its prefix cache)",
-    )  # fmt: skip
+def numbers(text: str) -> list[int]:
+    """Read `16,64,256`."""
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected integers separated by commas, got {text!r}") from None
 
 
 def calibrate_endpoint(args: argparse.Namespace) -> int:
@@ -75,12 +63,13 @@ def calibrate_endpoint(args: argparse.Namespace) -> int:
 
 def measure_and_fit(args: argparse.Namespace) -> int:
     """Measure, fit, print and write; return the exit code."""
+    from servesim.calibrate.client.prompts import new_seed
     from servesim.calibrate.client.server_counters import vllm_version
     from servesim.calibrate.endpoint.fit import (
         NotEnoughData,
         describe_server,
         fit_steps,
-        front_end_lines,
+        front_end_line,
         load_lines,
         profile_about,
         write_step_samples,
@@ -92,7 +81,7 @@ def measure_and_fit(args: argparse.Namespace) -> int:
     from servesim.costs.model_config import read_model
 
     design, folder, model = design_of(args), Path(args.output), read_model(args.model)
-    prompt_seed = args.prompt_seed or str(time.time_ns())
+    prompt_seed = new_seed()
     caller = detect_api(args.url, args.api, args.served_model, args.timeout, prompt_seed)
     if vllm_version(args.url):
         print_note(args, ASYNCHRONOUS)
@@ -102,14 +91,14 @@ def measure_and_fit(args: argparse.Namespace) -> int:
         print(f"sim: interrupted; --resume -o {folder} continues", file=sys.stderr)
     labels = {"name": folder.resolve().name, "device": args.device, "model": model}
     try:
-        fit = fit_steps(*observed_steps(measured.good), describe_server(caller, labels))
+        fit = fit_steps(observed_steps(measured.good), describe_server(caller, labels))
         write_step_samples(folder / "samples.csv", fit)
         write_profile(folder, profile_about(fit, measured), fit.profile.cost)
     except (NotEnoughData, BadInput) as reason:  # the measurement can have taken hours: say what it has, and where
         print("\n".join([*load_lines(measured), "verdict: no profile was written"]))
-        print(f"sim: {reason}; responses: {folder / 'answers.csv'}", file=sys.stderr)
+        print(f"sim: {reason}; responses: {folder / 'answers.jsonl'}", file=sys.stderr)
         return 130 if measured.end_reason == "interrupted" else 1
-    print("\n".join([*load_lines(measured), *front_end_lines(fit), "", report(load_profile(folder))]))
+    print("\n".join([*load_lines(measured), front_end_line(fit), "", report(load_profile(folder))]))
     print(f"profile: {folder / 'profile.yaml'}")
     if measured.end_reason == "interrupted":
         return 130
@@ -118,15 +107,15 @@ def measure_and_fit(args: argparse.Namespace) -> int:
 
 def design_of(args: argparse.Namespace) -> Any:
     """Return the loads that the options describe."""
-    from servesim.calibrate.endpoint.load_plan import Design, parse_numbers
+    from servesim.calibrate.endpoint.load_plan import Design
 
     for name in ("budget", "timeout"):
         if not 0 < getattr(args, name) < float("inf"):
             raise BadInput(f"--{name}: expected a positive number of seconds, got {getattr(args, name):g}")
     return Design(
-        parse_numbers(args.lengths, "--lengths", Design.lengths),
-        parse_numbers(args.batches, "--batches", Design.batches),
-        parse_numbers(args.bursts, "--bursts", Design.bursts),
+        args.lengths or Design.lengths,
+        args.batches or Design.batches,
+        args.bursts or Design.bursts,
         args.output_tokens,
         args.rounds,
         args.max_tokens,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from servesim.core import BadInput
 
-from .notes import print_note
-from .options import MODEL_HELP
+from .notes import print_note, print_profile
+from .options import MODEL_HELP, add, add_columns, columns
 
 
 def register_import(kinds: Any) -> None:
@@ -24,31 +23,30 @@ def register_import(kinds: Any) -> None:
         description="Write the folder of a measured run: its requests.csv is a trace and a log for `sim calibrate "
         "logs`, and the folder is the measured side of `sim verify`.",
     )
-    results.add_argument("file", metavar="FILE", help="result file; the format is detected")
-    results.add_argument("--benchmark", type=int, metavar="K", help="benchmark in a file with several, counted from 0")
+    add(results, {"FILE": "result file; the format is detected"})
+    add(results, {"--benchmark K": "benchmark in a file with several, counted from 0"}, type=int)
     add_output(results, import_results, "folder of the measured run to write")
 
 
 def register_tables(sources: Any) -> None:
     """Add the sources that have tables of step costs."""
     vidur = sources.add_parser("vidur", help="Vidur's tables of step costs (.npz): a profile")
-    vidur.add_argument("file", metavar="FILE", help="file with Vidur's tables of step costs (.npz)")
+    add(vidur, {"FILE": "file with Vidur's tables of step costs (.npz)"})
     layers = sources.add_parser(
         "layers",
         help="times of single layers, as LLMServingSim's profiler writes them: a profile",
         description="Import a folder with attention.csv, dense.csv and per_sequence.csv (microseconds of one layer).",
     )
-    layers.add_argument("folder", metavar="FOLDER", help="folder of the CSV files, or its parent with one folder tpN")
-    layers.add_argument("--layers", type=int, required=True, metavar="N", help="transformer layers of the model")
-    layers.add_argument("--experts", type=int, metavar="N", help="experts per layer, if the folder has moe.csv")
-    layers.add_argument("--experts-per-token", type=int, metavar="N", help="experts that each token uses")
-    for name in ("model", "device"):
-        text = f"{name} (`sim models`), if meta.yaml has none; for the time of exchanges between the N devices of tpN"
-        layers.add_argument(f"--{name}", metavar="NAME", help=text)
+    add(layers, {"FOLDER": "folder of the CSV files, or its parent with one folder tpN"})
+    add(layers, {"--layers N": "transformer layers of the model"}, type=int, required=True)
+    add(layers, {
+        "--experts N": "experts per layer, if the folder has moe.csv",
+        "--experts-per-token N": "experts that each token uses",
+    }, type=int)  # fmt: skip
+    text = "(`sim models`), if meta.yaml has none; for the time of exchanges between the N devices of tpN"
+    add(layers, {f"--{name} NAME": f"{name} {text}" for name in ("model", "device")})
     for parser, run in ((vidur, import_vidur), (layers, import_layers)):
-        parser.add_argument(
-            "--base", type=float, default=0.0, metavar="SECONDS", help="host seconds to add to every step (default: 0)"
-        )
+        add(parser, {"--base SECONDS": "host seconds to add to every step (default: 0)"}, type=float, default=0.0)
         add_output(parser, run)
 
 
@@ -59,25 +57,21 @@ def register_steps(sources: Any) -> None:
         help="the step log of an engine, CSV or JSON lines: a profile",
         description="Read a step log, write its steps as samples.csv and fit them. docs/imports.md lists the columns.",
     )
-    steps.add_argument("file", metavar="FILE", help="step log: one row per step, with its start time and its batch")
-    steps.add_argument(
-        "--column", action="append", default=[], metavar="FIELD=NAME", help="name of a field in this file (repeatable)"
-    )
+    add(steps, {"FILE": "step log: one row per step, with its start time and its batch"})
+    add_columns(steps, "name of a field in this file (repeatable)")
     steps.add_argument("--time-unit", choices=["s", "ms", "us", "ns"], default="s", help="unit of the times")
-    steps.add_argument("--device", metavar="TEXT", help="name of the device, for profile.yaml")
-    steps.add_argument("--model", metavar="MODEL", help=MODEL_HELP)
-    steps.add_argument(
-        "--first-use", type=int, metavar="TOKENS",
-        help="the engine prepares a new shape (CUDA graph, compilation) for each multiple of this many tokens; 0: "
-        "it does not (default: found from the slow steps)",
-    )  # fmt: skip
-    steps.add_argument("--no-fit", action="store_true", help="write samples.csv only")
+    add(steps, {"--device TEXT": "name of the device, for profile.yaml", "--model MODEL": MODEL_HELP})
+    prepared = (
+        "the engine prepares a new shape (CUDA graph, compilation) for each multiple of this many tokens; 0: it does "
+        "not (default: found from the slow steps)"
+    )
+    add(steps, {"--first-use TOKENS": prepared}, type=int)
     add_output(steps, import_steps)
 
 
 def add_output(parser: Any, run: Any, about: str = "profile folder to write") -> None:
     """Add the output folder, and the function that writes it."""
-    parser.add_argument("-o", "--output", metavar="DIR", required=True, help=about)
+    add(parser, {"-o, --output DIR": about}, required=True)
     parser.set_defaults(run=run)
 
 
@@ -86,7 +80,8 @@ def import_vidur(args: argparse.Namespace) -> int:
     from servesim.calibrate.imports.cost_tables import import_vidur
 
     import_vidur(Path(args.file), Path(args.output), args.base)
-    return print_profile(args)
+    print_profile(Path(args.output))
+    return 0
 
 
 def import_layers(args: argparse.Namespace) -> int:
@@ -102,58 +97,42 @@ def import_layers(args: argparse.Namespace) -> int:
     names = {"model": args.model, "device": args.device}
     counts = None if experts is None else (experts, per_token)
     import_layers(Path(args.folder), Path(args.output), args.layers, args.base, counts, names)
-    return print_profile(args)
-
-
-def print_profile(args: argparse.Namespace) -> int:
-    """Print the verdict on the written profile, and its path."""
-    from servesim.costs.device_profile import load_profile
-    from servesim.costs.profile_verdict import verdict_on
-
-    print("\n".join(verdict_on(load_profile(Path(args.output))).lines()))
-    print(f"profile: {Path(args.output) / 'profile.yaml'}")
+    print_profile(Path(args.output))
     return 0
 
 
 def import_steps(args: argparse.Namespace) -> int:
-    """Fit a step log, unless asked not to, and write samples.csv and profile.yaml."""
-    from servesim.calibrate.imports.fit_steps import first_uses, fit_log, write_log_profile, write_log_samples
+    """Fit a step log, and write samples.csv and profile.yaml."""
+    from servesim.calibrate.imports.fit_steps import fit_log, write_log_profile
     from servesim.calibrate.imports.step_log import read_step_log
     from servesim.costs.model_config import read_model
 
     steps = read_step_log(Path(args.file), columns_of(args.column), args.time_unit)
     folder = Path(args.output)
-    summary = f"{len(steps)} steps, {steps.seconds.sum():.2f} s; samples: {folder / 'samples.csv'}"
-    if args.no_fit:
-        write_log_samples(folder, steps, first_uses(steps, args.first_use)[1])
-        print(summary)
-        return 0
     about = {"name": folder.resolve().name, "device": args.device, "model": read_model(args.model)}
-    fit = fit_log(steps, about, args.file, args.first_use)  # a log that cannot be fitted leaves no file
+    profile, slow = fit_log(steps, about, args.file, args.first_use)  # a log that cannot be fitted leaves no file
     how = f"fitted to the step log {Path(args.file).name}; host time included"
-    write_log_profile(folder, steps, fit, {"how": how})
-    print(summary)
-    if fit.width:
-        seconds = fit.profile.about["first_use"]["seconds"]
-        print(f"{fit.slow.sum()} steps prepared new shapes: {seconds:.3g} s per {fit.width} tokens")
-    if fit.profile.about.get("context_step"):
-        print(f"the engine reads cached tokens in multiples of {fit.profile.about['context_step']:,}")
-    for kind, error in fit.profile.error.items():
+    write_log_profile(folder, steps, slow, profile, {"how": how})
+    print(f"{len(steps)} steps, {steps.seconds.sum():.2f} s; samples: {folder / 'samples.csv'}")
+    if first_use := profile.about.get("first_use"):
+        seconds, tokens = first_use["seconds"], first_use["tokens"]
+        print(f"{slow.sum()} steps prepared new shapes: {seconds:.3g} s per {tokens} tokens")
+    if profile.about.get("context_step"):
+        print(f"the engine reads cached tokens in multiples of {profile.about['context_step']:,}")
+    for kind, error in profile.error.items():
         print(f"held-out error  {kind:<8} {error['mean']:>8.2%}")
-    return print_profile(args)
+    print_profile(folder)
+    return 0
 
 
-def columns_of(options: Sequence[str]) -> dict[str, str]:
+def columns_of(options: list[str]) -> dict[str, str]:
     """Return the names of fields in a step log."""
     from servesim.files.step_table import NAMES
 
-    columns = {}
-    for text in options:
-        field, equals, name = text.partition("=")
-        if field not in NAMES or not equals or not name:
-            raise BadInput(f"--column: expected FIELD=NAME with a field of {', '.join(NAMES)}, got {text!r}")
-        columns[field] = name
-    return columns
+    found = columns(options)
+    if unknown := set(found) - set(NAMES):
+        raise BadInput(f"--column: expected a field of {', '.join(NAMES)}, got {min(unknown)!r}")
+    return found
 
 
 def import_results(args: argparse.Namespace) -> int:

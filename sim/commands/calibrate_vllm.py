@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from servesim.core import BadInput
 
 from .notes import print_note, print_path
-from .options import add_tolerance, server_url
+from .options import add, add_tolerance, server_url
 
 if TYPE_CHECKING:
     from servesim.calibrate.vllm.calibration import Calibration
@@ -34,38 +34,23 @@ def register_vllm(kinds: Any) -> None:
         "arguments", nargs="*", metavar="MODEL [FLAGS]", help="after --: model and flags of the vLLM server to start"
     )
     server = vllm.add_argument_group("server")
-    server.add_argument(
-        "--worker-python", metavar="PATH",
-        help="Python interpreter with vLLM (default: SERVESIM_VLLM_PYTHON of the environment, else this one)",
-    )  # fmt: skip
-    server.add_argument("--url", type=server_url, metavar="URL", help="a server that runs with the recorder")
-    server.add_argument("--steps", metavar="FILE", help="file that its recorder writes (SERVESIM_STEPS)")
-    server.add_argument(
-        "--timeout",
-        type=float,
-        default=600.0,
-        metavar="S",
-        help="seconds until a request counts as failed (default 600)",
-    )
+    python = "Python interpreter with vLLM (default: SERVESIM_VLLM_PYTHON of the environment, else this one)"
+    add(server, {"--worker-python PATH": python})
+    add(server, {"--url URL": "a server that runs with the recorder"}, type=server_url)
+    add(server, {"--steps FILE": "file that its recorder writes (SERVESIM_STEPS)"})
+    late = "seconds until a request counts as failed (default 600)"
+    add(server, {"--timeout S": late}, type=float, default=600.0)
     loads = vllm.add_argument_group("loads")
-    number: dict[str, Any] = {"type": int, "metavar": "N"}
-    loads.add_argument(
-        "--seconds", type=float, default=60.0, metavar="S", help="seconds of each load with a rate (default 60)"
-    )
-    loads.add_argument("--prompt-tokens", default=256, help="mean prompt tokens (default 256)", **number)
-    loads.add_argument("--output-tokens", default=64, help="mean output tokens (default 64)", **number)
+    add(loads, {"--seconds S": "seconds of each load with a rate (default 60)"}, type=float, default=60.0)
+    add(loads, {"--prompt-tokens N": "mean prompt tokens"}, type=int, default=256)
+    add(loads, {"--output-tokens N": "mean output tokens"}, type=int, default=64)
     out = vllm.add_argument_group("output")
-    out.add_argument(
-        "-o", "--output", required=True, metavar="DIR",
-        help="new folder for profile/, scenario.yaml, steps.jsonl, server.log and the report of the check",
-    )  # fmt: skip
-    out.add_argument(
-        "--resume", action="store_true", help="continue with the loads in DIR that are complete; repeat the command"
-    )
-    out.add_argument(
-        "--check-only", action="store_true",
-        help="only check: send the last load again, also to a server with other flags, and compare",
-    )  # fmt: skip
+    folder = "new folder for profile/, scenario.yaml, steps.jsonl, server.log and the report of the check"
+    add(out, {"-o, --output DIR": folder}, required=True)
+    add(out, {
+        "--resume": "continue with the loads in DIR that are complete; repeat the command",
+        "--check-only": "only check: send the last load again, also to a server with other flags, and compare",
+    })  # fmt: skip
     add_tolerance(out)
     vllm.set_defaults(run=calibrate_vllm, metrics=None)
 

@@ -7,6 +7,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from servesim.config.exported import Exported
 
 
@@ -41,6 +43,14 @@ def print_path(args: argparse.Namespace, text: str) -> None:
         print_note(args, text)
     else:
         print(text)
+
+
+def print_profile(folder: Path) -> None:
+    """Print the verdict on a profile that was written, and its path."""
+    from servesim.costs.device_profile import load_profile
+    from servesim.costs.profile_verdict import verdict_on
+
+    print("\n".join([*verdict_on(load_profile(folder)).lines(), f"profile: {folder / 'profile.yaml'}"]))
 
 
 def note_uncertainty(args: argparse.Namespace, profile: Any) -> None:

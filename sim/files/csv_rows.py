@@ -49,15 +49,8 @@ class CsvRow:
 
     def number(self, column: str, minimum: float = -MAX_RESULT, maximum: float = MAX_RESULT) -> float:
         """Return a cell as a number."""
-        return self._number(column, self.cells[column], minimum, maximum)
-
-    def numbers(self, column: str, minimum: float = -MAX_RESULT, maximum: float = MAX_RESULT) -> list[float]:
-        """Return the numbers of a cell that are separated by spaces."""
-        return [self._number(column, text, minimum, maximum) for text in self.cells[column].split()]
-
-    def _number(self, column: str, text: str, minimum: float, maximum: float) -> float:
         try:
-            value = float(text)
+            value = float(self.cells[column])
         except ValueError:
             value = math.nan
         if not minimum <= value <= maximum:
@@ -66,15 +59,9 @@ class CsvRow:
         return value
 
 
-def read_csv(path: PathLike, columns: Iterable[str] = (), complete_lines: bool = False) -> list[CsvRow]:
-    """Return the rows of a CSV file with a header that has at least `columns`.
-
-    `complete_lines` ignores an incomplete last line, which an interrupted process leaves behind.
-    """
-    text = read_text(path)
-    if complete_lines:
-        text = text[: text.rfind("\n") + 1]
-    return parse_csv(show_path(path), text, columns)
+def read_csv(path: PathLike, columns: Iterable[str] = ()) -> list[CsvRow]:
+    """Return the rows of a CSV file with a header that has at least `columns`."""
+    return parse_csv(show_path(path), read_text(path), columns)
 
 
 def parse_csv(name: str, text: str, columns: Iterable[str] = ()) -> list[CsvRow]:

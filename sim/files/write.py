@@ -130,12 +130,10 @@ def save_figure(figure: Any, path: PathLike, parents: bool = True, **options: An
             raise BadInput(f"{show_path(path)}: cannot be drawn: {reason}") from None
 
 
-def append(path: PathLike, text: str, sync: bool = False) -> None:
-    """Add complete lines to the end of a file; a failed write leaves the file as it was. `sync` waits for the disk."""
+def append(path: PathLike, text: str) -> None:
+    """Add complete lines to the end of a file; a failed write leaves the file as it was."""
     with write_errors(path), open(path, "ab", buffering=0) as file:
         append_to(file, text.encode("utf-8", "backslashreplace"))
-        if sync:
-            os.fsync(file.fileno())
 
 
 def append_to(file: io.FileIO, data: bytes) -> None:

@@ -11,12 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from servesim.calibrate.client.load_generator import SentRequest
-from servesim.calibrate.endpoint.answers import LoadResult, append_load
-from servesim.calibrate.endpoint.load_plan import Point
 from servesim.calibrate.probe.measure import COLUMNS
 from servesim.cli import main
-from servesim.core import BadInput, ClientRequest, Request
+from servesim.core import BadInput, ClientRequest
 from servesim.files.step_table import append_steps, write_steps
 from servesim.report.figures import Picture, save
 from servesim.runs.run_folder import read_run
@@ -88,18 +85,13 @@ def test_a_chart_over_the_limit_leaves_the_old_chart(tmp_path: Path) -> None:
     assert (tmp_path / "knobs.png").read_bytes() == old
 
 
-def test_failed_appends_leave_samples_and_answers_usable(tmp_path: Path) -> None:
-    samples, answers = tmp_path / "samples.csv", tmp_path / "answers.csv"
+def test_a_failed_append_leaves_samples_usable(tmp_path: Path) -> None:
+    samples = tmp_path / "samples.csv"
     write_steps(samples, COLUMNS, [])
-    load = LoadResult(Point("single", 1, 5), 0, 0.0, [SentRequest(Request("=1", 0.0, 5, 2), 0.0)] * 9)
-    append_load(answers, load)
-    before = samples.read_bytes(), answers.read_bytes()
-    with file_size_limit(len(before[1]) + 20):
-        with pytest.raises(BadInput, match=r"samples\.csv: cannot be written: File too large$"):
-            append_steps(samples, [["x" * 50] * 100])
-        with pytest.raises(BadInput, match=r"answers\.csv: cannot be written: File too large$"):
-            append_load(answers, load)
-    assert (samples.read_bytes(), answers.read_bytes()) == before
+    before = samples.read_bytes()
+    with file_size_limit(len(before) + 20), pytest.raises(BadInput, match=r"samples\.csv: .*: File too large$"):
+        append_steps(samples, [["x" * 50] * 100])
+    assert samples.read_bytes() == before
 
 
 def test_standard_output_on_a_full_disk_is_one_line(tmp_path: Path) -> None:

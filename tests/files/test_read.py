@@ -121,11 +121,6 @@ def test_a_bad_csv_file_is_one_line_with_the_row(tmp_path: Path, expected_errors
     expected_errors("csv", lambda text: read_csv(written(tmp_path, text), ("a", "b")), WRONG_CSV)
 
 
-def test_an_incomplete_last_line_can_be_ignored(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("a,b\n1,2\n3,")
-    assert [row.cells for row in read_csv(tmp_path / "a.csv", complete_lines=True)] == [{"a": "1", "b": "2"}]
-
-
 def test_a_pipe_as_a_trace_is_refused_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert main(["trace", "inspect", str(tmp_path / "pipe")]) == 2

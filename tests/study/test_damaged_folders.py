@@ -56,15 +56,15 @@ def probe_again(folder: Path) -> Any:
 
 
 def endpoint_again(folder: Path) -> Any:
-    from servesim.calibrate.endpoint.answers import read_loads
+    from servesim.calibrate.endpoint.answers import LoadLine, loads_of
     from servesim.calibrate.endpoint.fit import NotEnoughData, fit_steps
-    from servesim.calibrate.endpoint.measure import check_same_server
     from servesim.calibrate.endpoint.steps import observed_steps
+    from servesim.study.journal import Journal
 
-    check_same_server(folder / "endpoint/manifest.json", {"url": "http://x", "api": "OpenAI", "model": "m"})
-    good = [load for load in read_loads(folder / "endpoint/answers.csv") if load.failure is None]
+    with Journal(folder / "endpoint/answers.jsonl", LoadLine) as journal:
+        good = [load for load in loads_of(journal.records) if load.failure is None]
     with suppress(NotEnoughData):
-        fit_steps(*observed_steps(good))
+        fit_steps(observed_steps(good))
 
 
 def load(folder: Path) -> Any:
@@ -104,7 +104,7 @@ CASES: dict[str, tuple[Callable[[Path], int], tuple[str, ...]]] = {
     ),
     "fit": (sim("calibrate", "fit", "DIR/profile"), ("profile/probe.yaml", "profile/samples.csv")),
     "probe --resume": (reads(probe_again), ("profile/probe.yaml", "profile/samples.csv")),
-    "endpoint --resume": (reads(endpoint_again), ("endpoint/answers.csv", "endpoint/manifest.json")),
+    "endpoint --resume": (reads(endpoint_again), ("endpoint/answers.jsonl",)),
 }  # fmt: skip
 
 
@@ -133,9 +133,10 @@ def make_profiles(folder: Path) -> None:
 def make_endpoint(folder: Path) -> None:
     """Write the files of an endpoint calibration."""
     from servesim.calibrate.client.load_generator import SentRequest
-    from servesim.calibrate.endpoint.answers import LoadResult, write_loads
+    from servesim.calibrate.endpoint.answers import LoadLine, LoadResult
     from servesim.calibrate.endpoint.load_plan import Point
     from servesim.core import Request
+    from servesim.study.journal import Journal
 
     loads = []
     for number, prompt in enumerate((16, 64, 256, 1024)):
@@ -143,9 +144,10 @@ def make_endpoint(folder: Path) -> None:
         times = [first + 0.01 * k for k in range(6)]
         request = Request(f"r{number}", 0.0, prompt, 6)
         sent = SentRequest(request, 0.0, 0.0, times, 6, prompt, times[-1], "finished", None)
-        loads.append(LoadResult(Point("single", 1, prompt), 0, float(number), [sent]))
-    write_loads(folder / "endpoint/answers.csv", loads)
-    (folder / "endpoint/manifest.json").write_text('{"url": "http://x", "api": "OpenAI", "model": "m"}\n')
+        loads.append(LoadResult(Point("single", 1, prompt), 0, [sent]).record({"url": "u"}))
+    (folder / "endpoint").mkdir()
+    with Journal(folder / "endpoint/answers.jsonl", LoadLine) as journal:
+        journal.append(loads)
 
 
 @pytest.fixture(scope="module")

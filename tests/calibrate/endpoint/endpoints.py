@@ -54,7 +54,7 @@ def simulate_load(point: Point, design: Design, cost: StepCost, policy: Any, eng
         SentRequest(r, r.sent, r.sent - front, tokens.times[r.id], None, None, r.client_end or r.finish, r.outcome)
         for r in requests
     ]
-    return LoadResult(point, 0, 0.0, sent_requests)
+    return LoadResult(point, 0, sent_requests)
 
 
 @contextmanager

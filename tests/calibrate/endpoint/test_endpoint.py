@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from servesim.calibrate.client.load_generator import SentRequest
 from servesim.calibrate.client.protocols import TextCompletions
-from servesim.calibrate.endpoint.answers import LoadResult, append_load, csv_rows, read_loads
+from servesim.calibrate.endpoint.answers import LoadLine, LoadResult, loads_of
 from servesim.calibrate.endpoint.fit import EndpointFit, fit_steps, profile_about, write_step_samples
 from servesim.calibrate.endpoint.load_plan import Design, Point, ServerSpeed
 from servesim.calibrate.endpoint.measure import Measurements, added_tokens, detect_api
@@ -21,6 +22,7 @@ from servesim.core import BadInput, Request, Shape, StepCost
 from servesim.costs.linear import LinearCost
 from servesim.costs.parts import DecodePart, PartsCost, PrefillPart
 from servesim.costs.uncertainty import with_parameters
+from servesim.study.journal import Journal
 
 from ..client.recording_server import recording_server
 from .endpoints import simulate_load
@@ -32,7 +34,7 @@ SLOTS = {"name": "llm-serving", "decode_batch": 16}
 
 def calibrate(cost: Any, policy: Any, engine: Any = None, front: float = 0.003, design: Design = SMALL) -> EndpointFit:
     loads = [simulate_load(point, design, cost, policy, engine or {}, front) for point in design.points()]
-    return fit_steps(*observed_steps(loads))
+    return fit_steps(observed_steps(loads))
 
 
 def assert_times(fit: EndpointFit, cost: StepCost, shapes: Iterable[Shape], error: float) -> None:
@@ -85,16 +87,6 @@ def test_decode_costs_with_jumps_are_fitted() -> None:
     assert_times(fit, cost, [prompt(16), prompt(128), *(decode(rows, 0) for rows in (1, 2, 4, 8))], 1e-3)
 
 
-@pytest.mark.parametrize(("lag", "end_lag"), [(1, False), (7, True)])
-def test_lags_of_a_busy_front_end_are_measured(lag: int, end_lag: bool) -> None:
-    """llm-serving's scheduler sees a request after seven calls, and its streams end one call late."""
-    engine = {"front_end": {"lag": lag, "end_lag": end_lag}}
-    fit = calibrate(COST, SLOTS, engine, 0.0005, Design(SMALL.lengths, (2, 4, 8), (2, 4), 40, 1))
-    assert fit.lag == lag
-    assert fit.end_lag is end_lag
-    assert_times(fit, COST, STEPS, 3e-3)
-
-
 def test_a_server_with_few_slots_is_measured_up_to_its_slots() -> None:
     fit = calibrate(COST, {"name": "llm-serving", "decode_batch": 3})
     assert fit.profile.about["grid"]["decode_rows"] == [1, 3]
@@ -107,7 +99,7 @@ def test_with_late_packets_true_costs_are_inside_the_intervals() -> None:
     inside = []
     for seed in range(10):
         rng = np.random.default_rng(seed)
-        fit = fit_steps(*observed_steps([delay_packets(load, number, rng) for number in range(3) for load in exact]))
+        fit = fit_steps(observed_steps([delay_packets(load, number, rng) for number in range(3) for load in exact]))
         drawn = [with_parameters(fit.profile.cost, draw) for draw in fit.profile.uncertainty.draws]
         for shape in STEPS:
             width = 2 * np.std([cost.seconds(shape) for cost in drawn])
@@ -119,7 +111,7 @@ def delay_packets(load: LoadResult, number: int, rng: np.random.Generator) -> Lo
     """Return a load with late packets."""
     late = [np.array(s.times) + rng.exponential(1e-3, len(s.times)) for s in load.sent_requests]
     sent = [replace(s, times=np.maximum.accumulate(times).tolist()) for s, times in zip(load.sent_requests, late)]
-    return LoadResult(load.point, number, 0.0, sent)
+    return LoadResult(load.point, number, sent)
 
 
 def test_joined_tokens_do_not_hide_the_steps() -> None:
@@ -136,7 +128,7 @@ def test_joined_tokens_do_not_hide_the_steps() -> None:
                 joined += 1
         assert load.failure is None
     assert joined > 30
-    assert_times(fit_steps(*observed_steps(loads)), COST, STEPS, 0.05)
+    assert_times(fit_steps(observed_steps(loads)), COST, STEPS, 0.05)
 
 
 def test_a_buffered_response_is_a_failed_load() -> None:
@@ -153,21 +145,21 @@ def test_sizes_without_steps_are_part_of_the_profile() -> None:
         if load.point.kind == "batch" and load.point.rows > 2:
             load.sent_requests[0].outcome = "broken"
     measured = Measurements(loads, SMALL.points())
-    about = profile_about(fit_steps(*observed_steps(measured.good)), measured)
+    about = profile_about(fit_steps(observed_steps(measured.good)), measured)
     assert about["loads"]["missed"] == {"decode_rows": 8}
     assert about["grid"]["decode_rows"] == [1, 2]
     few = [simulate_load(point, SMALL, COST, {**SLOTS, "decode_batch": 3}, {}, 0.003) for point in SMALL.points()]
     measured = Measurements(few, SMALL.points())
-    about = profile_about(fit_steps(*observed_steps(measured.good)), measured)
+    about = profile_about(fit_steps(observed_steps(measured.good)), measured)
     assert about["loads"]["missed"] == {} and about["grid"]["decode_rows"] == [1, 3]
 
 
 def test_one_load_with_single_prompt_steps_is_enough_for_a_fit() -> None:
     policy = {"name": "llm-serving", "decode_batch": 16, "prefill_batch": 8}
-    observed, lags = observed_steps([simulate_load(point, SMALL, COST, policy, {}, 0.003) for point in SMALL.points()])
+    observed = observed_steps([simulate_load(point, SMALL, COST, policy, {}, 0.003) for point in SMALL.points()])
     single = [step for step in observed if step.kind == "prefill" and step.shape.prefill_rows == 1]
     kept = [step for step in observed if step not in single or step.point == single[0].point]
-    assert_times(fit_steps(kept, lags), COST, [prompt(64, 3), prompt(128, 3), decode(4, 200)], 0.05)
+    assert_times(fit_steps(kept), COST, [prompt(64, 3), prompt(128, 3), decode(4, 200)], 0.05)
 
 
 def test_tokens_that_arrive_together_are_flagged_samples(tmp_path: Path) -> None:
@@ -183,11 +175,11 @@ def test_tokens_that_arrive_together_are_flagged_samples(tmp_path: Path) -> None
 
 def test_buffered_streams_of_a_busy_server_show_no_steps() -> None:
     load = simulate_load(Point("busy", 2, 32), SMALL, COST, SLOTS, {}, 0.003)
-    assert busy_steps(load, 0.01)[0]
+    assert busy_steps(load, 0.01)
     for sent in load.sent_requests:
         if sent.request.output > 1:
             sent.times = [sent.times[0]] + [sent.times[-1]] * (len(sent.times) - 1)
-    assert busy_steps(load, 0.01) == ([], [])
+    assert busy_steps(load, 0.01) == []
 
 
 def test_design_has_all_kinds_with_small_loads_first_and_within_its_limits() -> None:
@@ -202,23 +194,18 @@ def test_design_has_all_kinds_with_small_loads_first_and_within_its_limits() -> 
             Design(**fields)  # type: ignore[arg-type]
 
 
-def test_answers_are_read_back_without_an_incomplete_load(tmp_path: Path) -> None:
-    path = tmp_path / "answers.csv"
+def test_answers_are_read_back_and_the_last_line_of_a_load_counts(tmp_path: Path) -> None:
     loads = [simulate_load(point, SMALL, COST, SLOTS, {}, 0.003) for point in SMALL.points()[:4]]
-    for load in loads:
-        append_load(path, load)
-    assert [csv_rows(load) for load in read_loads(path)] == [csv_rows(load) for load in loads]
-    text = path.read_text()
-    path.write_text(text[: text.rindex("busy,1,32") + 50])
-    assert [load.point.name for load in read_loads(path)] == ["single 1x16", "batch 2x32", "burst 2x32"]
-    path.write_text(text.replace("finished", "finished\nnonsense", 1))
-    with pytest.raises(BadInput, match=r"answers.csv: row 2: expected 18 columns, got 16"):
-        read_loads(path)
-    path.write_text(text.replace("single,1,", "single,one,", 1))
-    with pytest.raises(
-        BadInput, match=r"answers.csv: row 2: rows: expected a whole number from 0 to 2147483647, got 'one'"
-    ):
-        read_loads(path)
+    lines = [load.record({"url": "u"}) for load in loads]
+    with Journal(tmp_path / "answers.jsonl", LoadLine) as journal:
+        journal.append([{**lines[0], "answers": []}, *lines])
+    with Journal(tmp_path / "answers.jsonl", LoadLine) as journal:
+        found = loads_of(journal.records)
+    assert [load.record({"url": "u"}) for load in found] == lines
+    assert observed_steps(found) == observed_steps(loads)
+    (tmp_path / "answers.jsonl").write_text(json.dumps({**lines[0], "rows": "one"}) + "\n")
+    with pytest.raises(BadInput, match=r"answers.jsonl:1: .*rows: expected a whole number of at least 0, got 'one'"):
+        Journal(tmp_path / "answers.jsonl", LoadLine).__enter__()
 
 
 @pytest.mark.parametrize(("added", "words"), [(1, 99), (0, 100), (None, 100)])

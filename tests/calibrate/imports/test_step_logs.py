@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import random
 from collections.abc import Callable
@@ -154,15 +153,11 @@ def test_a_faulty_log_is_one_line(tmp_path: Path, expected_errors: Callable[...,
     expected_errors("step_logs", read, FAULTY)
 
 
-def test_samples_of_one_shape_are_one_point(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_samples_of_one_shape_are_one_point(tmp_path: Path) -> None:
     rows = [{"seconds": 0.02 + 0.001 * k, "decode_rows": 1 + k % 2, "context": 10} for k in range(4)]
-    log = write_jsonl(tmp_path / "log.jsonl", rows)
-    assert main(["calibrate", "import", "steps", str(log), "--no-fit", "-o", str(tmp_path / "out")]) == 0
-    assert "4 steps, 0.09 s" in capsys.readouterr().out
-    with open(tmp_path / "out" / "samples.csv", encoding="utf-8") as file:
-        samples = list(csv.DictReader(file))
-    assert [row["point"] for row in samples] == ["0", "1", "0", "1"]
-    assert {row["kind"] for row in samples} == {"decode"}
+    steps = read_step_log(write_jsonl(tmp_path / "log.jsonl", rows))
+    assert steps.points.tolist() == [0, 1, 0, 1]
+    assert set(steps.kinds.tolist()) == {"decode"}
 
 
 def test_the_first_step_of_a_bucket_takes_longer(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from servesim.calibrate.logs.fit import RunError, run_error
 from servesim.calibrate.logs.observed_runs import ObservedRun, read_runs
+from servesim.calibrate.logs.residuals import predict
 from servesim.config.layers import merge
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
@@ -25,7 +26,7 @@ def predict_runs() -> dict[str, tuple[ObservedRun, RunError]]:
     profile = load_profile(NAME)
     cold = {run: (c["prefill"], c["decode"]) for run, c in profile.about["fit"]["cold_start"].items()}
     runs = read_runs(RUNS).runs
-    return {run.name: (run, run_error(run, profile.cost, cold, {})) for run in runs}
+    return {run.name: (run, run_error(run, predict(run, profile.cost, cold.get(run.name, (0.0, 0.0))))) for run in runs}
 
 
 def test_at_most_half_of_the_reported_runs_are_fitted() -> None:

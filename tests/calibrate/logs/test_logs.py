@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from servesim.calibrate.logs.observed_runs import read_runs
 from servesim.calibrate.logs.timestamps import read_times
 from servesim.cli import main
 from servesim.config.scenario import scenario_from
-from servesim.core import BadInput, Shape, StepCost
+from servesim.core import Shape, StepCost
 from servesim.costs.derived import NoisyCost
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.costs.linear import LinearCost
@@ -205,17 +204,6 @@ def test_log_of_performance_serving_is_read(tmp_path: Path) -> None:
     assert times.request_index.tolist() == [0, 1]
     assert times.arrivals == pytest.approx({0: 0.0, 1: 1.5})
     assert (times.ttft.tolist(), times.e2e.tolist()) == ([0.75, 0.4], [2.25, 0.5])
-
-
-def test_a_result_file_is_matched_by_its_prompts(tmp_path: Path) -> None:
-    data = [{"instruction": "a", "input": "", "output": "x"}, {"instruction": "b", "input": "c", "output": "y"}]
-    (tmp_path / "alpaca.json").write_text(json.dumps(data), encoding="utf-8")
-    answers = [{"input": "b:c", "resp_text": "y", "res_time": 2.0, "first_token_time": 0.5}]
-    (tmp_path / "result.json").write_text(json.dumps(answers), encoding="utf-8")
-    times = read_times(tmp_path / "result.json", tmp_path / "alpaca.json")
-    assert (times.request_index.tolist(), times.ttft.tolist(), times.e2e.tolist()) == ([1], [0.5], [2.0])
-    with pytest.raises(BadInput, match="set `dataset` to the data set that was sent"):
-        read_times(tmp_path / "result.json")
 
 
 def test_unfinished_requests_are_left_out(tmp_path: Path) -> None:

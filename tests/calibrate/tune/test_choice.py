@@ -134,7 +134,8 @@ def test_the_stored_draws_of_a_profile_are_used() -> None:
 
 
 def measured(config: int, figures: dict[str, float]) -> Measurement:
-    return Measurement(1, config, f"config{config}", 1.0, figures, {})
+    name = f"config{config}"
+    return Measurement(round=1, config=config, name=name, seconds=1.0, metrics=figures, predicted={})
 
 
 def test_measured_ones_get_their_value_and_the_others_the_mean_ratio() -> None:
@@ -165,9 +166,9 @@ def test_the_scatter_is_that_of_measured_over_predicted_between_configurations()
 
 def test_one_measurement_scatters_by_its_error_and_repeated_ones_show_their_noise() -> None:
     records: Records = {(0, 0): {"metrics": {"makespan": 13.6}}}
-    first = replace(measured(0, {"makespan": 13.6}), predicted={"makespan": 10.0})
+    first = measured(0, {"makespan": 13.6}).model_copy(update={"predicted": {"makespan": 10.0}})
     assert scatter_of("makespan", records, [first]).predicted == pytest.approx(math.log(1.36))
-    later = [replace(first, round=2, metrics={"makespan": 10.0 * math.exp(e)}) for e in (0.1, -0.1)]
+    later = [first.model_copy(update={"round": 2, "metrics": {"makespan": 10.0 * math.exp(e)}}) for e in (0.1, -0.1)]
     scatter = scatter_of("makespan", records, later)
     assert scatter.predicted == pytest.approx(0.1)  # as predicted with the corrected profile
     assert scatter.noise == pytest.approx(math.sqrt(2 * 0.1**2))

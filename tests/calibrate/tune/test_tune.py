@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -45,7 +46,7 @@ from .problems import (
 FAKE = ["--backend", "fake", "-j", "1", "--quiet", *(f"--option=cost.{k}={v:.7f}" for k, v in TRUE_COST.items())]
 
 
-def lines_of(folder: Path) -> list[dict[str, object]]:
+def lines_of(folder: Path) -> list[dict[str, Any]]:
     """Return the complete lines of the journal."""
     path = folder / "tune.jsonl"
     text = path.read_text() if path.exists() else ""
@@ -188,20 +189,20 @@ def test_a_killed_command_continues_with_resume(tmp_path: Path, capsys: pytest.C
     command = ["tune", str(file), "-o", str(folder), "--draws", "4", "--top", "2", *FAKE]
     process = subprocess.Popen([sys.executable, "-m", "servesim", *command], start_new_session=True)
     until = time.monotonic() + 120
-    while not any(line["event"] == "measured" for line in lines_of(folder)) and time.monotonic() < until:
+    while not any("measured" in line for line in lines_of(folder)) and time.monotonic() < until:
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     before = lines_of(folder)
-    assert any(line["event"] == "measured" for line in before)
+    assert any("measured" in line for line in before)
     with (folder / "tune.jsonl").open("a") as journal:
-        journal.write('{"event":"measured","rou')  # as a kill inside a write leaves it
+        journal.write('{"measured":{"rou')  # as a kill inside a write leaves it
     assert main(command) == 2
     assert "already holds a tuning run; continue with --resume" in capsys.readouterr().err
     assert main([*command, "--resume"]) == 0
     after = lines_of(folder)
     assert after[: len(before)] == before
-    measured = [(line["round"], line["config"]) for line in after if line["event"] == "measured"]
+    measured = [(line["round"], line["measured"]["config"]) for line in after if "measured" in line]
     assert len(measured) == len(set(measured)) > 1
 
 
@@ -215,7 +216,7 @@ def test_a_run_that_exceeds_the_device_time_is_stopped_and_its_steps_are_used(
     command = ["tune", str(file), "-o", str(folder), "--backend", "fake", "-j", "1", "--quiet", "--draws", "4", *slow]
     assert main([*command, "--device-minutes", "0.05"]) == 0
     assert "stopped: the device time is spent; device time 0.0" in capsys.readouterr().out
-    [measured] = [line for line in lines_of(folder) if line["event"] == "measured"]
+    [measured] = [line["measured"] for line in lines_of(folder) if "measured" in line]
     assert measured["stopped"] is True
     assert measured["metrics"] == {}
     assert isinstance(measured["seconds"], float)
@@ -278,12 +279,15 @@ def test_the_final_profile_has_the_source_of_every_sample(tmp_path: Path) -> Non
         assert cost.decode(rows, rows, 80 * rows) == pytest.approx(true, rel=0.03)
 
 
+MEASURED = '{"round":1,"measured":{"round":1,"config":1,"name":"config1","seconds":1.0,"metrics":{},"predicted":{}}}\n'
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         ("not json\n", "tune.jsonl:1: not a journal line"),
-        ('{"event":"measured","round":1,"config":1,"name":"../x","seconds":1}\n', "tune.jsonl:1: not a journal line"),
-        ('{"event":"chosen","round":1}\n', "expected the configs of a choice"),
+        (MEASURED.replace("config1", "../x"), "tune.jsonl:1: not a journal line: measured.name"),
+        ('{"round":1}\n', "expected the configs of a choice"),
     ],
 )
 def test_a_damaged_journal_is_one_line(
