@@ -17,7 +17,7 @@ from servesim.report.figures import plot_knob, plot_trade_off, styled_axes
 from servesim.report.knobs import Knob, knob_curve
 from servesim.report.rate_page import write_report
 from servesim.report.recorded_runs import compared_rows
-from servesim.report.trade_offs import measure, measured_rows
+from servesim.report.trade_offs import measured_rows
 from servesim.report.trust import policy_note
 from servesim.statistics.number_format import format_metric
 from servesim.statistics.objective import parse_objective
@@ -241,11 +241,11 @@ class SweepResult(StudyResult[Summary]):
 
     def plot_trade_off(self, x: str, y: str, axes: Any = None) -> Any:
         """Draw all configurations by two metrics, with their Pareto front; return the matplotlib axes."""
-        measures = [measure(parse_objective(name)) for name in (x, y)]
-        if not measured_rows(self.summary, *measures):
+        both = [parse_objective(name) for name in (x, y)]
+        if not measured_rows(self.summary, *both):
             raise BadInput(f"{x}, {y}: expected metrics that differ between the configurations")
         with styled_axes(axes) as axes:
-            plot_trade_off(axes, self.summary, *measures)
+            plot_trade_off(axes, self.summary, *both)
             axes.legend()
         return axes
 
