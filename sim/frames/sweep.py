@@ -94,25 +94,6 @@ class SweepResult(StudyResult[Summary]):
         return self.table[self.table.on_pareto_front]
 
     @property
-    def ties(self) -> pd.DataFrame:
-        """The configurations that are not worse than the winner in the first objective.
-
-        `equal` ones are within the threshold of `indifference`. `undecided` ones need more runs: `replications` is the
-        estimated number, missing if no number would decide. `difference` is that from the best one.
-        """
-        rows = {
-            row.config: {
-                "relation": row.relation.outcome, "difference": row.relation.change.mean,
-                "half_width": row.relation.change.half_width, "replications": row.relation.replications,
-                **row.assignment,
-            }
-            for row in self.summary.rows
-            if row.relation.tied
-        }  # fmt: skip
-        names = ["relation", "difference", "half_width", "replications"]
-        return pd.DataFrame.from_dict(rows, orient="index", columns=None if rows else names).rename_axis("config")
-
-    @property
     def verdict(self) -> str:
         """The result in one sentence: the winner, or why there is none."""
         return verdict_of(self.summary).text

@@ -11,7 +11,7 @@ from servesim.runs.metric_table import Unit
 from servesim.statistics.intervals import Interval
 from servesim.statistics.number_format import format_mean
 from servesim.study.experiment import format_value, short_key
-from servesim.study.knob_table import RowSearch, sorted_values
+from servesim.study.knob_table import UNSET, RowSearch, sorted_values
 from servesim.study.ranking import Row, Summary
 
 from .plots import Chart, Trace, axis_scale, common_range, log_axis, plain, points
@@ -60,20 +60,18 @@ def knob_curve(search: RowSearch, key: str) -> Knob:
     summary, metric, winner = search.summary, search.objective.metric, search.summary.winner
     values = sorted_values(summary.experiment.knobs[key])
     best = [(value, search.best({key: value})) for value in values]
-    eligible: dict[Optional[int], Row] = {row.config: row for row in summary.rows if row.eligible}
-    changes = [] if winner is None else [{**winner.assignment, key: value} for value in values]
-    single = [(value, eligible.get(summary.experiment.find_config(change))) for value, change in zip(values, changes)]
-    return Knob(
-        key, metric, curve_points(summary, [pair for pair in best if pair[1] and pair[1].eligible], metric),
-        curve_points(summary, single, metric), summary.baseline.mean(metric),
-    )  # fmt: skip
+    others = dict.fromkeys(summary.experiment.knobs, UNSET)
+    changes = [] if winner is None else [{**others, **winner.assignment, key: value} for value in values]
+    single = [(value, search.best(change)) for value, change in zip(values, changes)]
+    curves = [curve_points(summary, rows, metric) for rows in (best, single)]
+    return Knob(key, metric, *curves, summary.baseline.mean(metric))
 
 
 def curve_points(summary: Summary, rows: Sequence[tuple[Any, Optional[Row]]], metric: str) -> list[CurvePoint]:
     """Return points of a curve. If the bar of one reaches the winner's level, the difference is not significant."""
     points = []
     for value, row in rows:
-        if row is not None and summary.winner is not None:
+        if row is not None and row.eligible and summary.winner is not None:
             change = summary.difference(row, summary.winner, metric)
             points.append(CurvePoint(value, Interval(row.mean(metric), change.half_width, change.n), row))
     return points

@@ -111,7 +111,7 @@ def test_the_comparison_page_shows_each_metric(tmp_path: Path, browser: Any, cap
         title = metric_title(name if name in METRICS else f"{name}_ms")
         assert f"{title} {unit}" in text and result in text
     assert "4 pairs of replications" in text
-    assert check_page(browser, tmp_path / "out" / "report.html", 800, "compare_800.png") == 7
+    assert check_page(browser, tmp_path / "out" / "report.html", 800, "compare_800.png") == 1
 
 
 def test_the_verification_page_shows_errors_and_tolerance(tmp_path: Path, browser: Any, capsys: Any) -> None:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from servesim.config.layers import apply_assignment
 from servesim.study.grid import parse_axis, unroll
-from servesim.study.sweep_file import read_experiment
-
-from . import sweeps
 
 
 def test_a_grid_is_every_combination_with_the_last_key_fastest() -> None:
@@ -101,17 +97,3 @@ def test_a_trace_replaces_a_workload() -> None:
     base = {"workload": {"contest": {"X": 1, "T": 2}}}
     assert apply_assignment(base, {"trace": "f.csv"}) == {"policy": {"name": "llm-serving"}, "trace": "f.csv"}
     assert apply_assignment(base, {"workload.contest.X": 5})["workload"] == {"contest": {"X": 5, "T": 2}}
-
-
-def test_a_configuration_is_found_by_its_scenario(tmp_path: Path) -> None:
-    """The default of refill_from is `swapped`: an assignment without it equals the one that sets it."""
-    common = {"policy.decode_batch": [2, 4]}
-    params = [{**common, "policy.preempted_to": ["front"]},
-              {**common, "policy.preempted_to": ["swapped"], "policy.refill_from": ["swapped", "waiting"]}]  # fmt: skip
-    experiment = read_experiment(sweeps.sweep_file(tmp_path, params=params))
-    for config, assignment in enumerate(experiment.configs):
-        assert experiment.find_config(assignment) == config
-    found = experiment.find_config({"policy.decode_batch": 4, "policy.preempted_to": "swapped"})
-    assert found is not None and experiment.configs[found]["policy.refill_from"] == "swapped"
-    assert experiment.find_config({"policy.decode_batch": 3, "policy.preempted_to": "front"}) is None
-    assert experiment.find_config({"policy.decode_batch": -1}) is None
