@@ -95,9 +95,11 @@ def print_differences(
     """Print the table, the comparison in sentences, and notes on the profiles."""
     from servesim.files.terminal import screen_of
     from servesim.runs.run_warnings import source_notes
-    from servesim.study.compare import describe_pairs, format_table, name_of_b, summarise
+    from servesim.study.columns import table_lines
+    from servesim.study.compare import COLUMNS, describe_pairs, name_of_b, summarise
 
     summary = summarise(differences, name_of_b(a, b))
     text = f"{summary} {describe_pairs(differences, args.confidence)}"
     notes = [f"note: {note.text}" for note in source_notes([a.profile, b.profile])]
-    print(f"A: {a.name}", f"B: {b.name}", format_table(differences, screen_of(sys.stdout)), text, *notes, sep="\n")
+    lines = table_lines(COLUMNS, differences, screen_of(sys.stdout))
+    print(f"A: {a.name}", f"B: {b.name}", *lines, text, *notes, sep="\n")

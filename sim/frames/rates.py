@@ -14,6 +14,7 @@ from servesim.runs.request_rate import format_rate
 from servesim.study.columns import frame_row, html_result, printed_cells
 from servesim.study.rate_summary import RateSummary, capacity_columns, capacity_rows, point_columns
 from servesim.study.table import format_count
+from servesim.study.verdict import top_rows
 
 from .sweep import TOP, StudyResult, SweepResult
 
@@ -86,8 +87,7 @@ class RateSweepResult(StudyResult[RateSummary]):
         chosen = self.summary.main_metric if metric is None else metric
         if chosen not in self.curves:
             raise BadInput(f"metric {chosen!r}: expected a metric of the curves: {', '.join(map(str, self.curves))}")
-        shown = self.summary.curves[:top]
-        shown += [] if self.summary.baseline in shown else [self.summary.baseline]
+        shown = top_rows(self.summary.curves, self.summary.baseline, top)
         with styled_axes(axes) as axes:
             plot_rates(axes, shown, chosen, self.summary.experiment.subject_to)
             axes.legend()

@@ -235,7 +235,7 @@ class SweepResult(StudyResult[Summary]):
         return f"SweepResult({experiment.name}: {len(self.summary.rows)} configurations, {self.summary.run_count} runs)"
 
     def _repr_html_(self) -> str:
-        cells = printed_cells(sweep_columns(self.summary), top_rows(self.summary, TOP))
+        cells = printed_cells(sweep_columns(self.summary), top_rows(self.summary.rows, self.summary.baseline, TOP))
         notes = [self.verdict, *describe_ties(self.summary), *describe_constraints(self.summary)]
         notes.append(
             policy_note(self.summary.experiment.tree(row.config) for row in compared_rows(self.summary).values())

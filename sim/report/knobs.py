@@ -63,8 +63,8 @@ def knob_curve(search: RowSearch, key: str) -> Knob:
     others = dict.fromkeys(summary.experiment.knobs, UNSET)
     changes = [] if winner is None else [{**others, **winner.assignment, key: value} for value in values]
     single = [(value, search.best(change)) for value, change in zip(values, changes)]
-    curves = [curve_points(summary, rows, metric) for rows in (best, single)]
-    return Knob(key, metric, *curves, summary.baseline.mean(metric))
+    points, changed = (curve_points(summary, rows, metric) for rows in (best, single))
+    return Knob(key, metric, points, changed, summary.baseline.mean(metric))
 
 
 def curve_points(summary: Summary, rows: Sequence[tuple[Any, Optional[Row]]], metric: str) -> list[CurvePoint]:

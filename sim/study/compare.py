@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from servesim.core import BadInput
-from servesim.files.terminal import PLAIN, Screen, align_columns
 from servesim.runs.leading import leading_metrics
 from servesim.runs.metric_table import Unit, format_quantity, metrics_in, short_metric, unit_of
 from servesim.statistics.intervals import Interval, with_draws
@@ -16,7 +15,7 @@ from servesim.statistics.number_format import format_mean
 from servesim.statistics.objective import Objective, parse_objective
 from servesim.statistics.two_samples import RelativeChange, TwoSamples, relative_change
 
-from .columns import EVERYWHERE, Column, Medium, json_row, printed_cells, wrapped_heads
+from .columns import EVERYWHERE, Column, Medium, json_row
 from .compared_runs import ComparedRuns, paired_draws, two_samples
 from .ranking import find_invalid
 from .study_keys import INDIFFERENCE
@@ -196,11 +195,6 @@ COLUMNS = (  # a row is a Difference
     Column("pairs", lambda d: d.change.n if d.values.paired else 0),
     Column("paired_by", lambda d: d.values.units[0] if d.values.paired else None),
 )
-
-
-def format_table(differences: Sequence[Difference], screen: Screen = PLAIN) -> str:
-    """Return one line per metric."""
-    return "\n".join(align_columns(printed_cells(COLUMNS, differences), screen, wrapped_heads(COLUMNS)))
 
 
 def differences_json(a: ComparedRuns, b: ComparedRuns, differences: Sequence[Difference]) -> dict[str, Any]:

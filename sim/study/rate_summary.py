@@ -16,14 +16,14 @@ from typing import Any, Optional
 
 from servesim.config.layers import Tree
 from servesim.core import BadInput
-from servesim.files.terminal import Screen, align_columns
+from servesim.files.terminal import Screen
 from servesim.runs.metric_table import format_quantity, title_inside, unit_of
 from servesim.runs.notes import LABEL_MEANINGS
 from servesim.runs.request_rate import format_rate
 from servesim.statistics.constraints import describe_bounds
 from servesim.statistics.intervals import Interval, interval
 
-from .columns import EVERYWHERE, Column, inner_columns, metric_column, printed_cells, wrapped_heads, write_csv
+from .columns import EVERYWHERE, Column, inner_columns, metric_column, table_lines, write_csv
 from .experiment import Experiment
 from .ranking import Summary
 from .rates import Curve, RatePoint, RateRecords, build_curves
@@ -44,8 +44,9 @@ from .verdict import (
     describe_refused,
     meaning,
     profile_notes,
-    table_lines,
+    ranking_lines,
     table_notes,
+    top_rows,
     verdict_of,
 )
 
@@ -309,7 +310,7 @@ def format_rate_summary(result: RateSummary, top: int, screen: Screen) -> str:
         return format_tables(result, top, screen, notes)
     columns, rows = capacity_rows(result, top)
     meanings = {} if result.is_single else {n: curve_meaning(result, curve) for n, curve in enumerate(rows, 1)}
-    lines = align_columns(printed_cells(columns, rows), screen, wrapped_heads(columns), meanings)
+    lines = table_lines(columns, rows, screen, meanings)
     verdicts = [] if result.is_single else [(rate, verdict_of(part).text) for rate, part in result.by_rate.items()]
     return "\n".join([*lines, *notes, *(f"at {rates}: {text}" for rates, text in join_rates(verdicts))])
 
@@ -319,7 +320,7 @@ def format_tables(result: RateSummary, top: int, screen: Screen, common: Sequenc
     tables = []
     for rate, summary in result.by_rate.items():
         own = [note for note in table_notes(summary, hint=False) if note not in common]
-        tables.append("\n".join([f"at {format_rate(rate)}", *table_lines(summary, top, screen), *own]))
+        tables.append("\n".join([f"at {format_rate(rate)}", *ranking_lines(summary, top, screen), *own]))
     if len(tables) == 1:
         return "\n".join([*tables, *common])
     return "\n\n".join([*tables, "\n".join(["at each rate", *common])])
@@ -338,8 +339,7 @@ def capacity_rows(result: RateSummary, top: int) -> tuple[list[Column], list[Any
     """Return the columns and rows of the printed table: capacities, or the rates of a single configuration."""
     if result.is_single:
         return point_columns(result), list(result.baseline.points)
-    curves = result.curves[:top]
-    return capacity_columns(result), curves if result.baseline in curves else [*curves, result.baseline]
+    return capacity_columns(result), top_rows(result.curves, result.baseline, top)
 
 
 def curve_meaning(result: RateSummary, curve: Curve) -> str:
