@@ -64,7 +64,7 @@ LLM_SERVING = {
 SWEEP: dict[str, Any] = {
     "name": "w", "base": SCENARIO, "params": {"policy.decode_batch": [2, 4], "policy.prefill_batch": [1]},
     "replications": 2, "objectives": ["makespan", "mean_ttft_ms"], "baseline": {"policy.decode_batch": 1},
-    "confidence": 0.9, "confirm": 1, "seed": 1,
+    "confidence": 0.9, "confirm": 1,
 }  # fmt: skip
 SEARCH: dict[str, Any] = {
     "base": SCENARIO, "params": {"policy.decode_batch": {"integers": [1, 4]}, "policy.prefill_batch": [1, 2]},

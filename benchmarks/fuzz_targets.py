@@ -136,7 +136,7 @@ def sweeps() -> list[Input]:
         Input({"f.yaml": text({**SWEEP, "base": "s.yaml", "steady": True, "objectives": "mean_e2el_ms"}), **shared},
               commands),
         Input({"f.yaml": text({**SWEEP, "confirm": 0, "params": [{"policy.delay_factor": {"range": [0, 2], "step": 1}},
-              {"policy.prefill_batch": {"integers": [1, 4]}}], "samples": 2}), **PROFILE_FILES},
+              {"policy.prefill_batch": [1, 4]}]}), **PROFILE_FILES},
               commands),
     ]  # fmt: skip
 

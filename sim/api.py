@@ -20,8 +20,8 @@ import pandas as pd
 from servesim.config.first_scenario import flow
 from servesim.config.scenario import scenario_from
 from servesim.config.user_code import allow_code
-from servesim.core import BadInput, Policy
-from servesim.core.limits import check_fraction, check_replications, is_number
+from servesim.core import Policy
+from servesim.core.limits import check_fraction, check_replications
 from servesim.costs.device_profile import load_profile
 from servesim.files.scratch import ScratchFolder
 from servesim.runs.intervals import simulate_draws
@@ -217,7 +217,6 @@ def compare(
     metrics: Union[str, Sequence[str], None] = None,
     replications: int = 10,
     confidence: float = 0.95,
-    tolerance: Optional[float] = None,
     intervals: Union[bool, int] = False,
     settings: Optional[Mapping[str, Any]] = None,
     jobs: Optional[int] = 1,
@@ -232,13 +231,11 @@ def compare(
     """
     check_replications(replications, "replications")
     check_fraction(confidence, "confidence")
-    if tolerance is not None and not is_number(tolerance, 0):
-        raise BadInput(f"tolerance: expected a fraction such as 0.05, got {tolerance!r}")
     draws = check_draws(intervals)
     with allow_code(trust), open_executor(executor, jobs) as pool:
         simulate = partial(from_scenario, replications=replications, executor=pool, draws=draws)
         first, second = (compared_runs(side, name, settings, simulate) for side, name in ((a, "a"), (b, "b")))
-    return compare_runs(first, second, metrics, confidence, tolerance)
+    return compare_runs(first, second, metrics, confidence)
 
 
 def check(

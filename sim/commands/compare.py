@@ -37,8 +37,6 @@ def register(commands: Any) -> None:
     options.add_further_percentiles(compare)
     options.add(compare, {"--replications N": "replications of each scenario"}, type=int, default=10)
     options.add_confidence(compare)
-    limit = "exit with 3 if the relative difference of a metric is larger, e.g. 0.05 or 5%%"
-    options.add(compare, {"--tolerance FRACTION": limit}, type=options.fraction)
     options.add_setting(compare, "override a scenario key of A and B (repeatable)")
     options.add_intervals(compare, "each scenario")
     options.add(compare, {"-o, --output DIR": "folder for report.html"})
@@ -49,14 +47,14 @@ def register(commands: Any) -> None:
 
 
 def run_compare(args: argparse.Namespace) -> int:
-    """Compare and print; return 3 if a metric is outside the tolerance."""
+    """Compare and print."""
     from servesim.statistics.objective import parse_objective
     from servesim.study.compare import compare, differences_json
     from servesim.study.compared_runs import load_runs
     from servesim.study.executor import open_executor
 
     named = [parse_objective(name, "--metric") for name in args.metric or ()]
-    tolerance, draws, percentiles = args.tolerance, args.intervals or 0, args.metric_percentiles
+    draws, percentiles = args.intervals or 0, args.metric_percentiles
     check_fraction(args.confidence, "--confidence")
     check_replications(args.replications, "--replications")
     with open_executor(args.executor, args.jobs, args.replications + draws) as executor:
@@ -67,16 +65,16 @@ def run_compare(args: argparse.Namespace) -> int:
         note_uncertainty(args, profile)
     differences = compare(a, b, metrics_of(named, args, a, b), args.confidence)
     if args.json:
-        print_json(differences_json(a, b, differences, tolerance))
+        print_json(differences_json(a, b, differences))
     else:
         print_differences(args, a, b, differences)
     if args.output:
         from servesim.report.compare_page import write_compare_report
 
         path = Path(args.output) / "report.html"
-        write_compare_report(a, b, differences, tolerance, path)
+        write_compare_report(a, b, differences, path)
         print(f"report: {path}", file=sys.stderr if args.json else sys.stdout)
-    return 3 if tolerance is not None and any(row.exceeds(tolerance) for row in differences) else 0
+    return 0
 
 
 def metrics_of(
@@ -97,9 +95,11 @@ def print_differences(
     """Print the table, the comparison in sentences, and notes on the profiles."""
     from servesim.files.terminal import screen_of
     from servesim.runs.run_warnings import source_notes
-    from servesim.study.compare import describe_pairs, format_table, name_of_b, summarise
+    from servesim.study.columns import table_lines
+    from servesim.study.compare import COLUMNS, describe_pairs, name_of_b, summarise
 
-    summary = summarise(differences, name_of_b(a, b), args.tolerance)
+    summary = summarise(differences, name_of_b(a, b))
     text = f"{summary} {describe_pairs(differences, args.confidence)}"
     notes = [f"note: {note.text}" for note in source_notes([a.profile, b.profile])]
-    print(f"A: {a.name}", f"B: {b.name}", format_table(differences, screen_of(sys.stdout)), text, *notes, sep="\n")
+    lines = table_lines(COLUMNS, differences, screen_of(sys.stdout))
+    print(f"A: {a.name}", f"B: {b.name}", *lines, text, *notes, sep="\n")

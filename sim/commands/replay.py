@@ -75,9 +75,7 @@ def register(commands: Any) -> None:
     )
     how.add_argument("--limit", type=int, metavar="N", help="use only the first N requests (default: all)")
     how.add_argument("--live-only", action="store_true", help="measure only, do not simulate or compare")
-    how.add_argument(
-        "-o", "--output", metavar="DIR", help="folder for live/, sim/, report.html, verify.json and verify.png"
-    )
+    how.add_argument("-o", "--output", metavar="DIR", help="folder for live/, sim/, report.html and verify.json")
     add_intervals(how, "the simulation")
     add_percentiles(how)
     add_tolerance(how)

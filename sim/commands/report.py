@@ -24,7 +24,7 @@ def register(commands: Any) -> None:
 
     plot = commands.add_parser(
         "plot", help="draw the charts of a sweep",
-        description="Draw the charts of report.html with matplotlib: trade-offs, parameters, times and queues; "
+        description="Draw charts of report.html with matplotlib: trade-offs and parameters; "
         "for a sweep over rates, its curves.",
     )  # fmt: skip
     plot.add_argument("folder", metavar="DIR", help="folder of `sim sweep`, `sim search` or `sim capacity`")

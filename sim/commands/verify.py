@@ -30,7 +30,7 @@ def register(commands: Any) -> None:
         metavar="NAME",
         help="profile used to find the sources of the error (default: that of the simulated run)",
     )
-    verify.add_argument("-o", "--output", metavar="DIR", help="folder for report.html, verify.json and verify.png")
+    verify.add_argument("-o", "--output", metavar="DIR", help="folder for report.html and verify.json")
     add_further_percentiles(verify)
     add_tolerance(verify)
     verify.set_defaults(run=verify_folders)
@@ -103,9 +103,8 @@ def write_report(
     comparisons: Sequence[Any], sides: Mapping[str, Any], metrics: Sequence[str], tolerance: Optional[float],
     folder: Path,
 ) -> None:  # fmt: skip
-    """Write report.html and verify.png."""
-    from servesim.calibrate.replay.verify import CHECKED_METRICS, latency_pairs, rank_correlations
-    from servesim.report.figures import plot_verified
+    """Write report.html."""
+    from servesim.calibrate.replay.verify import latency_pairs, rank_correlations
     from servesim.report.verify_page import VerifiedRun, write_verify_report
 
     runs = []
@@ -113,6 +112,5 @@ def write_report(
         latencies = {name: list(latency_pairs(name, simulated, measured).values()) for name in ("ttft", "e2el")}
         outside = [] if tolerance is None else [row.metric for row in comparison.outside(tolerance, metrics)]
         runs.append(VerifiedRun(comparison.name, comparison.as_dict(), latencies, simulated.scenario, outside))
-    plot_verified(runs, CHECKED_METRICS, folder / "verify.png")
     ranks = rank_correlations(comparisons) if len(comparisons) > 1 else {}
     write_verify_report(runs, metrics, tolerance, ranks, folder / "report.html")

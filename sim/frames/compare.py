@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Union
 
 import pandas as pd
 from servesim.core import BadInput
@@ -37,7 +37,6 @@ class CompareResult:
     b: ComparedRuns = field(repr=False)
     differences: Sequence[Difference] = field(repr=False)
     confidence: float = 0.95
-    tolerance: Optional[float] = None
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -55,13 +54,7 @@ class CompareResult:
     @property
     def verdict(self) -> str:
         """The result in sentences."""
-        return summarise(self.differences, name_of_b(self.a, self.b), self.tolerance)
-
-    @property
-    def within_tolerance(self) -> Optional[bool]:
-        """Whether every metric changes by at most the tolerance; None without a tolerance."""
-        tolerance = self.tolerance
-        return None if tolerance is None else not any(row.exceeds(tolerance) for row in self.differences)
+        return summarise(self.differences, name_of_b(self.a, self.b))
 
     def plot(self, axes: Any = None) -> Any:
         """Draw the relative change of each metric; return the matplotlib axes."""
@@ -71,7 +64,7 @@ class CompareResult:
 
     def report(self, path: Union[str, Path]) -> None:
         """Write report.html: one offline page."""
-        write_compare_report(self.a, self.b, self.differences, self.tolerance, Path(path))
+        write_compare_report(self.a, self.b, self.differences, Path(path))
 
     def __repr__(self) -> str:
         return f"CompareResult({self.verdict})"
@@ -87,14 +80,13 @@ def compare_runs(
     b: ComparedRuns,
     metrics: Union[str, Sequence[str], None] = None,
     confidence: float = 0.95,
-    tolerance: Optional[float] = None,
 ) -> CompareResult:
     """Compare loaded or simulated runs in some metrics (default: those of `sim compare`)."""
     names = [metrics] if isinstance(metrics, str) else metrics
     if names is not None and (not isinstance(names, Sequence) or not names):
         raise BadInput(f"metrics: expected names of metrics, got {names!r}")
     objectives = default_objectives(a, b) if names is None else [parse_objective(name, "metrics") for name in names]
-    return CompareResult(a, b, compare(a, b, objectives, confidence), confidence, tolerance)
+    return CompareResult(a, b, compare(a, b, objectives, confidence), confidence)
 
 
 def runs_of_result(result: Result) -> ComparedRuns:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import pandas as pd
 from servesim.config.layers import Tree
@@ -14,8 +13,8 @@ from servesim.report.trust import policy_note
 from servesim.runs.request_rate import format_rate
 from servesim.study.columns import frame_row, html_result, printed_cells
 from servesim.study.rate_summary import RateSummary, capacity_columns, capacity_rows, point_columns
-from servesim.study.result import write_result
 from servesim.study.table import format_count
+from servesim.study.verdict import top_rows
 
 from .sweep import TOP, StudyResult, SweepResult
 
@@ -88,17 +87,11 @@ class RateSweepResult(StudyResult[RateSummary]):
         chosen = self.summary.main_metric if metric is None else metric
         if chosen not in self.curves:
             raise BadInput(f"metric {chosen!r}: expected a metric of the curves: {', '.join(map(str, self.curves))}")
-        shown = self.summary.curves[:top]
-        shown += [] if self.summary.baseline in shown else [self.summary.baseline]
+        shown = top_rows(self.summary.curves, self.summary.baseline, top)
         with styled_axes(axes) as axes:
             plot_rates(axes, shown, chosen, self.summary.experiment.subject_to)
             axes.legend()
         return axes
-
-    def save(self, folder: Union[str, Path]) -> None:
-        """Write the tables, report.html, and best.yaml if a rate meets the constraints."""
-        write_result(self.summary, Path(folder))
-        self.report(Path(folder) / "report.html")
 
     def __repr__(self) -> str:
         name, rates = self.summary.experiment.name, ", ".join(f"{rate:g}" for rate in self.rates)

@@ -17,7 +17,7 @@ from servesim.report.figures import plot_knob, plot_trade_off, styled_axes
 from servesim.report.knobs import Knob, knob_curve
 from servesim.report.rate_page import write_report
 from servesim.report.recorded_runs import compared_rows
-from servesim.report.trade_offs import measure, measured_rows
+from servesim.report.trade_offs import measured_rows
 from servesim.report.trust import policy_note
 from servesim.statistics.number_format import format_metric
 from servesim.statistics.objective import parse_objective
@@ -92,25 +92,6 @@ class SweepResult(StudyResult[Summary]):
     def pareto(self) -> pd.DataFrame:
         """The configurations on the Pareto front: no other is better in every objective."""
         return self.table[self.table.on_pareto_front]
-
-    @property
-    def ties(self) -> pd.DataFrame:
-        """The configurations that are not worse than the winner in the first objective.
-
-        `equal` ones are within the threshold of `indifference`. `undecided` ones need more runs: `replications` is the
-        estimated number, missing if no number would decide. `difference` is that from the best one.
-        """
-        rows = {
-            row.config: {
-                "relation": row.relation.outcome, "difference": row.relation.change.mean,
-                "half_width": row.relation.change.half_width, "replications": row.relation.replications,
-                **row.assignment,
-            }
-            for row in self.summary.rows
-            if row.relation.tied
-        }  # fmt: skip
-        names = ["relation", "difference", "half_width", "replications"]
-        return pd.DataFrame.from_dict(rows, orient="index", columns=None if rows else names).rename_axis("config")
 
     @property
     def verdict(self) -> str:
@@ -241,11 +222,11 @@ class SweepResult(StudyResult[Summary]):
 
     def plot_trade_off(self, x: str, y: str, axes: Any = None) -> Any:
         """Draw all configurations by two metrics, with their Pareto front; return the matplotlib axes."""
-        measures = [measure(parse_objective(name)) for name in (x, y)]
-        if not measured_rows(self.summary, *measures):
+        both = [parse_objective(name) for name in (x, y)]
+        if not measured_rows(self.summary, *both):
             raise BadInput(f"{x}, {y}: expected metrics that differ between the configurations")
         with styled_axes(axes) as axes:
-            plot_trade_off(axes, self.summary, *measures)
+            plot_trade_off(axes, self.summary, *both)
             axes.legend()
         return axes
 
@@ -254,7 +235,7 @@ class SweepResult(StudyResult[Summary]):
         return f"SweepResult({experiment.name}: {len(self.summary.rows)} configurations, {self.summary.run_count} runs)"
 
     def _repr_html_(self) -> str:
-        cells = printed_cells(sweep_columns(self.summary), top_rows(self.summary, TOP))
+        cells = printed_cells(sweep_columns(self.summary), top_rows(self.summary.rows, self.summary.baseline, TOP))
         notes = [self.verdict, *describe_ties(self.summary), *describe_constraints(self.summary)]
         notes.append(
             policy_note(self.summary.experiment.tree(row.config) for row in compared_rows(self.summary).values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from servesim.files.chart_style import SERIES
@@ -13,7 +13,7 @@ from servesim.runs.text import STATE_LABELS
 from servesim.runs.timeline import QueueLog
 
 from .plots import HOVER, Chart, Limit, Trace, line, plain, value_axis, with_limits
-from .recorded_runs import QUANTILES
+from .recorded_runs import QUANTILES, RecordedRun
 
 SLO_KEYS = {"TTFT": "ttft", "TPOT": "tpot", "E2E latency": "e2el"}
 QUEUES = (("waiting", "queued"), ("running", "decoding"), ("swapped", "swapped"))  # name, colour
@@ -28,16 +28,6 @@ class Latencies(NamedTuple):
     name: str
     colour: str
     quantiles: Mapping[str, Sequence[float]]
-
-
-class LoggedRun(Protocol):
-    """A run with the states of its server over time."""
-
-    @property
-    def role(self) -> str: ...
-
-    @property
-    def log(self) -> QueueLog: ...
 
 
 def time_chart(bars: Sequence[tuple[str, Mapping[str, float]]]) -> Chart:
@@ -95,7 +85,7 @@ def cdf(run: Latencies, values: Sequence[float], name: str, unit: str) -> Trace:
     return {**trace, "hovertext": hover, "hovertemplate": HOVER}
 
 
-def queue_charts(runs: Sequence[LoggedRun]) -> list[Chart]:
+def queue_charts(runs: Sequence[RecordedRun]) -> list[Chart]:
     """Return queues, KV blocks, hits and evictions over time: one chart of each per run, with common axes.
 
     Without hits no requests share a text: then the evicted blocks cost nothing, and have no chart.
@@ -128,14 +118,14 @@ def replica_charts(log: QueueLog, names: Sequence[str]) -> list[Chart]:
     return [Chart("replica-load", "Waiting and running requests of each replica", lines, layout)] if lines else []
 
 
-def queue_lines(run: LoggedRun, values: Sequence[tuple[str, str]]) -> list[Trace]:
+def queue_lines(run: RecordedRun, values: Sequence[tuple[str, str]]) -> list[Trace]:
     """Return numbers of the queue log over time; the first one always, the others if they are ever above 0."""
     lines = [queue_line(name, colour, [(t, getattr(q, name)) for t, q in zip(run.log.times, run.log.queues)])
              for name, colour in values]  # fmt: skip
     return [trace for k, trace in enumerate(lines) if not k or any(trace["y"])]
 
 
-def hit_line(run: LoggedRun) -> Trace:
+def hit_line(run: RecordedRun) -> Trace:
     """Return the hit rate of the requests that were admitted in each part of a run."""
     times, queues = run.log.times, run.log.queues
     ends = np.searchsorted(times, np.linspace(times[0], times[-1], HIT_WINDOWS + 1)).tolist()
@@ -156,7 +146,7 @@ def queue_line(name: str, colour: str, xy: Sequence[tuple[float, float]], value:
 
 
 def time_charts(
-    id: str, title: str, y_title: str, runs: Sequence[tuple[LoggedRun, Sequence[Trace]]]
+    id: str, title: str, y_title: str, runs: Sequence[tuple[RecordedRun, Sequence[Trace]]]
 ) -> Iterator[Chart]:
     """Yield a chart over time for each run, all with the same axes; none if all values are 0."""
     last = max((run.log.times[-1] for run, _ in runs), default=0)

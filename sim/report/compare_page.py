@@ -1,20 +1,19 @@
-"""report.html of `sim compare`: the relative difference of every metric, and the pairs behind it."""
+"""report.html of `sim compare`: the relative difference of every metric."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional
 
 from servesim.config.scenario import Scenario
-from servesim.runs.metric_table import format_number, metric_title
+from servesim.runs.metric_table import metric_title
 from servesim.statistics.number_format import format_metric
 from servesim.study.compare import COLUMNS, Difference, basis_of, name_of_b, summarise
 from servesim.study.compared_runs import ComparedRuns
 
 from .page import MetricFact, ResultCard, page_table, write_page
-from .plots import Chart, axis_scale, equal_line, metric_rows_layout, plain, points, value_axis
+from .plots import Chart, metric_rows_layout, plain, points
 from .trust import CHECK, GOOD, WARN, Fact, facts_of_profiles, policy_fact
 
 OUTCOME_COLOURS = {
@@ -23,15 +22,11 @@ OUTCOME_COLOURS = {
 }  # fmt: skip
 
 
-def write_compare_report(
-    a: ComparedRuns, b: ComparedRuns, differences: Sequence[Difference], tolerance: Optional[float], path: Path
-) -> None:
+def write_compare_report(a: ComparedRuns, b: ComparedRuns, differences: Sequence[Difference], path: Path) -> None:
     """Write the page."""
-    charts = [change_chart(differences)]
-    charts += [chart for number, d in enumerate(differences) if (chart := pair_chart(d, number)) is not None]
     write_page(
         path, "compare.html", title="Comparison of two configurations", about=f"A: {a.name}. B: {b.name}.",
-        trust=trust(a, b, differences), result=result(differences, name_of_b(a, b), tolerance), charts=charts,
+        trust=trust(a, b, differences), result=result(differences, name_of_b(a, b)), charts=[change_chart(differences)],
         table=page_table(COLUMNS, differences),
     )  # fmt: skip
 
@@ -50,7 +45,7 @@ def trust(a: ComparedRuns, b: ComparedRuns, differences: Sequence[Difference]) -
     return [*facts, policy_fact(scenarios)] if scenarios else facts
 
 
-def result(differences: Sequence[Difference], b: str, tolerance: Optional[float]) -> ResultCard:
+def result(differences: Sequence[Difference], b: str) -> ResultCard:
     """Return the comparison in sentences, and the change of each metric; `b` is the name of B."""
     first, *others = differences
     outcomes = {"better": f"{b} is better", "worse": f"{b} is worse", "the same": "No difference"}
@@ -58,7 +53,7 @@ def result(differences: Sequence[Difference], b: str, tolerance: Optional[float]
     title = f"{outcomes.get(first.outcome, 'No significant difference')} in {first.objective.metric}"
     facts = [MetricFact(d.objective.metric, change_text(d), d.outcome) for d in others]
     big = f"{first.objective.metric} {change_text(first)}"
-    text = summarise(differences, b, tolerance)
+    text = summarise(differences, b)
     return ResultCard(title, text, first.outcome == "better", big, first.describe(b), facts)
 
 
@@ -87,24 +82,3 @@ def change_chart(differences: Sequence[Difference]) -> Chart:
     layout = metric_rows_layout(names, "B against A (%)")
     caption = "Green: B is better; orange: B is worse; grey: not significant, or none. Bars are confidence intervals."
     return Chart("changes", "Relative change of each metric", data, layout, caption)
-
-
-def pair_chart(difference: Difference, number: int) -> Optional[Chart]:
-    """Return the values of A and B in each pair; None without pairs."""
-    metric = difference.objective.metric
-    first, second, paired, (kind, _) = difference.values
-    if len(first) < 2 or not paired:
-        return None
-    unit, title = axis_scale(metric, [*first, *second])
-    xy = [(x / unit.divisor, y / unit.divisor) for x, y in zip(first, second)]
-    hover = [f"<b>pair {k}</b><br>A: {format_number(x)}<br>B: {format_number(y)}" for k, (x, y) in enumerate(xy, 1)]
-    data = [equal_line([value for pair in xy for value in pair])]
-    data.append(points(kind, xy, hover, OUTCOME_COLOURS[difference.outcome], size=8))
-    layout = {
-        "xaxis": value_axis(f"A: {title}", [x for x, _ in xy]), "yaxis": value_axis(f"B: {title}", [y for _, y in xy]),
-        "showlegend": False, "height": 300,
-    }  # fmt: skip
-    side = "above" if difference.objective.goal == "max" else "below"
-    return Chart(
-        f"pairs-{number}", f"{metric_title(metric)}: one point per pair", data, layout, f"B is better {side} the line."
-    )

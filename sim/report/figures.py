@@ -1,4 +1,4 @@
-"""Charts drawn with matplotlib: the PNG and SVG files of `sim plot` and `sim verify`, and notebooks.
+"""Charts drawn with matplotlib: the PNG and SVG files of `sim plot`, and notebooks.
 
 Each `plot_` function draws on one axes, which may be part of a larger figure.
 """
@@ -6,7 +6,6 @@ Each `plot_` function draws on one axes, which may be part of a larger figure.
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -16,9 +15,8 @@ from typing import Any, NamedTuple
 from servesim.files.chart_style import LIGHT, matplotlib_style
 from servesim.files.write import save_figure
 from servesim.runs.metric_table import metric_title
-from servesim.runs.request_rows import STATES
-from servesim.runs.text import STATE_LABELS
 from servesim.statistics.constraints import Bound
+from servesim.statistics.objective import Objective
 from servesim.study.compare import Difference
 from servesim.study.experiment import format_value
 from servesim.study.ranking import Summary
@@ -26,14 +24,11 @@ from servesim.study.rate_summary import RateSummary
 from servesim.study.rates import Curve
 from servesim.study.result import Result
 
-from .charts import QUEUES
 from .compare_page import OUTCOME_COLOURS
 from .knobs import Knob, knob_scale, knobs
 from .plots import axis_scale, spans_decade
 from .rate_charts import MAX_CURVES, chart_metrics, curve_styles, drawn_curves
-from .recorded_runs import RecordedRun, compared_rows, record_runs
-from .trade_offs import Measure, front_rows, group_rows, measured_rows, pairs
-from .verify_page import LATENCY_NAMES, VerifiedRun
+from .trade_offs import front_rows, group_rows, measured_rows, pairs
 
 MAX_LEGEND = 12  # names
 MARKERS = {"circle": "o", "circle-open": "o", "diamond": "D", "star": "*"}  # symbol of Plotly: marker of matplotlib
@@ -62,10 +57,6 @@ def sweep_pictures(summary: Summary) -> Iterator[Picture]:
             yield Picture(f"pareto_{x.metric}_{y.metric}", [partial(plot_trade_off, summary=summary, x=x, y=y)], 1, 5)
     if curves := knobs(summary):
         yield Picture("knobs", [partial(plot_knob, knob=knob, together=curves) for knob in curves], 3)
-    yield Picture("time", [partial(plot_times, summary=summary)], 1, 3)
-    runs = [run for run in record_runs(summary, compared_rows(summary)) if run.log.times]
-    if runs:
-        yield Picture("queues", [partial(plot_queues, run=run, together=runs) for run in runs], 1, 3)
 
 
 def rate_pictures(result: RateSummary) -> Iterator[Picture]:
@@ -120,12 +111,12 @@ def set_scale(axes: Any, side: str, values: Sequence[float]) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def plot_trade_off(axes: Any, summary: Summary, x: Measure, y: Measure) -> None:
-    """Draw the configurations by two measures, with the Pareto front of both."""
+def plot_trade_off(axes: Any, summary: Summary, x: Objective, y: Objective) -> None:
+    """Draw the configurations by two metrics, with the Pareto front of both."""
     values = measured_rows(summary, x, y)
     rows = [row for row in summary.rows if row.config in values]
-    (_, across), x_title = x.scale([a for a, _ in values.values()])
-    (_, up), y_title = y.scale([b for _, b in values.values()])
+    (_, across), x_title = axis_scale(x.metric, [a for a, _ in values.values()])
+    (_, up), y_title = axis_scale(y.metric, [b for _, b in values.values()])
     front = front_rows([row for row in rows if row.eligible], x, y)
     line = [values[row.config] for row in front]
     axes.plot([a / across for a, _ in line], [b / up for _, b in line], color=LIGHT["front"], linewidth=1.2)
@@ -163,29 +154,6 @@ def plot_knob(axes: Any, knob: Knob, together: Sequence[Knob] = ()) -> None:
     axes.set_ylim(*limits)
 
 
-def plot_times(axes: Any, summary: Summary) -> None:
-    """Draw the time breakdown of the baseline and the winner."""
-    rows = list(compared_rows(summary).items())[::-1]
-    left = [0.0] * len(rows)
-    for state in STATES:
-        widths = [row.time_breakdown().get(state, 0.0) for _, row in rows]
-        axes.barh([name for name, _ in rows], widths, left=left, color=LIGHT[state], label=STATE_LABELS[state])
-        left = [a + b for a, b in zip(left, widths)]
-    axes.set(xlabel="mean seconds per request")
-    axes.grid(axis="y", visible=False)
-
-
-def plot_queues(axes: Any, run: RecordedRun, together: Sequence[RecordedRun]) -> None:
-    """Draw the queues over time; runs drawn together have the same axes."""
-    last = max(other.log.times[-1] for other in together)
-    top = max(getattr(queue, name) for other in together for queue in other.log.queues for name, _ in QUEUES)
-    for name, colour in QUEUES:
-        values = [getattr(queue, name) for queue in run.log.queues]
-        axes.step(run.log.times, values, where="post", color=LIGHT[colour], label=name)
-    axes.set(xlabel="time (s)", ylabel="requests", xlim=(0, last), ylim=(0, 1.06 * (top or 1)))
-    axes.set_title(textwrap.fill(f"{run.role}: {run.row.label}", 80), fontsize="small")
-
-
 def plot_rates(axes: Any, curves: Sequence[Curve], metric: str, bounds: Sequence[Bound]) -> None:
     """Draw a metric over the request rate, one line per configuration; an open point misses a constraint."""
     values = [value for curve in curves for _, value in curve.values(metric)]
@@ -217,36 +185,3 @@ def plot_changes(axes: Any, differences: Sequence[Difference]) -> None:
     axes.set_yticks(range(len(shown)), [metric_title(d.objective.metric) for d in shown])
     axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.set(xlabel="B against A (%)")
-
-
-def plot_verified(runs: Sequence[VerifiedRun], metrics: Sequence[str], path: Path) -> None:
-    """Write verify.png: simulated over measured latency per request, and the errors of some metrics."""
-    panels = [partial(plot_latencies, runs=runs, name=name) for name in LATENCY_NAMES]
-    with matplotlib_style():
-        save(Picture("verify", [*panels, partial(plot_errors, runs=runs, metrics=metrics)], 3, 4), path)
-
-
-def plot_latencies(axes: Any, runs: Sequence[VerifiedRun], name: str) -> None:
-    """Draw one dot per request, and the line of equal values."""
-    for run in runs:
-        pairs = run.latencies[name]
-        label = run.name if len(runs) > 1 else None
-        axes.plot([b for _, b in pairs], [a for a, _ in pairs], ".", markersize=3, label=label)
-    values = [value for run in runs for pair in run.latencies[name] for value in pair]
-    if values:
-        axes.plot([min(values), max(values)], [min(values), max(values)], color=LIGHT["soft"], linewidth=0.8)
-    axes.set(xlabel=f"measured {name} (s)", ylabel=f"simulated {name} (s)", title=f"{name}, one dot per request")
-
-
-def plot_errors(axes: Any, runs: Sequence[VerifiedRun], metrics: Sequence[str]) -> None:
-    """Draw the errors of some metrics. Bars are horizontal: long names do not overlap."""
-    height = 0.8 / max(1, len(runs))
-    for index, run in enumerate(runs):
-        errors = [100 * (run.metric(metric)["error"] or 0.0) for metric in metrics]
-        axes.barh([row + index * height for row in range(len(metrics))], errors, height)
-    axes.set_yticks([row + 0.4 - height / 2 for row in range(len(metrics))], list(map(metric_title, metrics)))
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
-    axes.grid(axis="x", visible=True)
-    axes.axvline(0, color=LIGHT["soft"], linewidth=0.8)
-    axes.set(xlabel="error (%)", title="simulated - measured")

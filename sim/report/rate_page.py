@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from servesim.runs.notes import sentence
 from servesim.runs.request_rate import format_rate
 from servesim.statistics.constraints import describe_bounds
 from servesim.study.columns import Column
 from servesim.study.ranking import Summary
-from servesim.study.rate_summary import (
-    CAPACITY_ERROR,
-    RateSummary,
-    capacity_columns,
-    describe_length,
-    point_columns,
-)
+from servesim.study.rate_summary import RateSummary, capacity_columns, point_columns, rate_notes
 from servesim.study.rates import Curve
 from servesim.study.result import Result
-from servesim.study.table import format_count
 from servesim.study.verdict import verdict_of
 
 from .page import (
@@ -34,13 +28,8 @@ from .page import (
 )
 from .rate_charts import curve_key, drawn_curves, rate_charts
 from .recorded_runs import RecordedRun, record_runs, roles_at_rate
-from .sweep_page import charts_of_runs, describe_counted, write_sweep_report
-from .trust import capacity_fact, sweep_facts
-
-TITLES = {
-    "winner": "Winner by capacity", "baseline": "No winner: nothing beats the baseline", "rates": "Winner at each rate",
-    "capacity": "Capacity", "infeasible": "No winner: no configuration meets the constraints", "failed": "No winner",
-}  # fmt: skip
+from .sweep_page import TITLES, charts_of_runs, write_sweep_report
+from .trust import sweep_facts
 
 
 def write_report(result: Result, path: Path) -> None:
@@ -53,31 +42,22 @@ def write_report(result: Result, path: Path) -> None:
 
 def write_rate_report(result: RateSummary, path: Path) -> None:
     """Write the page."""
-    experiment = result.experiment
-    shown = shown_rate(result)
+    experiment, shown, notes = result.experiment, shown_rate(result), rate_notes(result)
     summary = result.by_rate[shown]
     roles = roles_at_rate(result, shown)
     runs = record_runs(summary, roles)
     objectives = [objective.metric for objective in experiment.objectives]
     curves, kind = drawn_curves(result), "Capacity" if result.is_single else "Sweep over rates"
     write_page(
-        path, "rates.html", title=f"{kind}: {experiment.name}", about=describe_runs(result),
-        trust=sweep_facts(summary, runs, roles, capacity_fact(result)), result=result_card(result, runs),
+        path, "rates.html", title=f"{kind}: {experiment.name}", about=sentence(notes[0]),
+        trust=sweep_facts(experiment, (row.config for row in roles.values())),
+        result=result_card(result, runs, notes[1:]),
         shown=format_rate(shown), key=curve_key(curves), rates=rate_table(result),
         curves=rate_charts(curves, experiment.subject_to, objectives), **charts_of_runs(summary, runs),
         table=None if result.is_single else capacities(result),
         metric=result.main_metric, bounds=describe_bounds(experiment.subject_to),
         cut=MAX_TABLE_ROWS if len(result.curves) > MAX_TABLE_ROWS else 0,
     )  # fmt: skip
-
-
-def describe_runs(result: RateSummary) -> str:
-    """Return the line below the title."""
-    counts = f"{format_count(len(result.curves), 'configuration')}, {format_count(len(result.rates), 'rate')}"
-    if result.is_single:
-        counts = format_count(len(result.baseline.points), "tested rate")
-    runs = format_count(result.run_count, "simulated run")
-    return f"{counts}, {runs}. Every rate has the same requests. {describe_counted(result.experiment)}"
 
 
 def shown_rate(result: RateSummary) -> float:
@@ -94,14 +74,9 @@ def is_saturated(summary: Summary) -> bool:
     return summary.winner is None or "saturated" in summary.winner.labels
 
 
-def result_card(result: RateSummary, runs: Sequence[RecordedRun]) -> ResultCard:
+def result_card(result: RateSummary, runs: Sequence[RecordedRun], lines: Sequence[str]) -> ResultCard:
     """Return the verdict, and the winner by capacity with its settings."""
-    verdict, winner, notes = result.verdict, result.winner, []
-    if result.experiment.subject_to and not result.experiment.precision:
-        method = "between the highest tested rate below all rates that miss a constraint and the next one"
-        notes.append(f"The capacity is {method}. The key precision finds it more exactly.")
-    if result.experiment.subject_to:
-        notes += [f"{note[0].upper()}{note[1:]}." for note in (*describe_length(result), CAPACITY_ERROR)]
+    verdict, winner, notes = result.verdict, result.winner, list(map(sentence, lines))
     title, won = TITLES[verdict.kind], verdict.kind in ("winner", "capacity")
     if winner is None or winner.capacity is None:
         return ResultCard(title, verdict.text, notes=notes)

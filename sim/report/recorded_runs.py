@@ -1,6 +1,6 @@
 """The configurations that a page compares: baseline, and winner or the one nearest to the constraints.
 
-They run again with more records: queues over time, latencies of requests, and step shapes.
+They run again with more records: queues over time, and latencies of requests.
 """
 
 from __future__ import annotations
@@ -10,12 +10,7 @@ from dataclasses import dataclass, field
 from typing import Optional
 
 import numpy as np
-from servesim.core import BadInput, Request
-from servesim.costs.device_profile import Profile
-from servesim.engine.rules import EngineRules, rules_of
-from servesim.engine.server import Server
-from servesim.engine.shape import Padding, step_shape
-from servesim.engine.step import Step
+from servesim.core import BadInput
 from servesim.runs.limit import limit_of
 from servesim.runs.metrics import Metrics
 from servesim.runs.simulate import simulate
@@ -55,36 +50,15 @@ def roles_at_rate(result: RateSummary, rate: float) -> dict[str, Row]:
     return {**winner, "baseline": summary.baseline}
 
 
-class StepRange:
-    """Counts the model calls, and those whose shape is larger than the measured range of a profile."""
-
-    def __init__(self, profile: Profile, padding: Padding, rules: EngineRules) -> None:
-        self.profile, self.padding, self.rules = profile, padding, rules
-        self.calls = self.outside = 0
-
-    def on_step_start(self, server: Server, step: Step, arrived: Sequence[Request]) -> None:
-        if step.runs_model:
-            self.calls += 1
-            shape = step_shape(step, self.padding, self.rules)
-            row_context = shape.context / max(1, shape.decode_live)
-            self.outside += bool(self.profile.outside_range({**shape._asdict(), "context_per_row": row_context}))
-
-    def on_step_end(self, server: Server, step: Step, now: float, finished: Sequence[Request]) -> None:
-        pass
-
-
 @dataclass(frozen=True)
 class RecordedRun:
-    """The first replication of one configuration."""
+    """A run with the states of its server over time."""
 
-    role: str  # winner, nearest or baseline
-    row: Row
+    role: str
     log: QueueLog
-    requests: int
-    profile: Profile
+    requests: int = 0
     latencies: Mapping[str, Sequence[float]] = field(default_factory=dict)  # name: quantiles in seconds
     limit: str = ""  # what limits the run, as a sentence
-    outside: Optional[float] = None  # fraction of the model calls outside the measured range; None: no range is known
 
 
 def record_runs(summary: Summary, roles: Roles) -> list[RecordedRun]:
@@ -98,20 +72,12 @@ def record_runs(summary: Summary, roles: Roles) -> list[RecordedRun]:
 
 
 def record_run(summary: Summary, role: str, row: Row, context: RunContext) -> RecordedRun:
-    """Run one configuration with a log of its queues, and count steps outside the profile if there are any."""
+    """Run the first replication of one configuration with a log of its queues."""
     task = summary.experiment.task(row.config, 0)._replace(max_requests=MAX_REQUESTS)
-    scenario = context.scenario(task)
-    trace, profile = context.trace(scenario, task), context.profile(scenario)
-    log, steps = QueueLog(), None
-    if "outside profile" in row.labels:
-        policy = scenario.make_policy()
-        padding = Padding(scenario.engine.prefill_buckets, scenario.decode_buckets(policy))
-        steps = StepRange(profile, padding, rules_of(policy))
-    run = simulate(scenario, trace, [log, *([steps] if steps else [])], profile=profile)
-    outside = None if not profile.about.get("grid") else steps.outside / max(1, steps.calls) if steps else 0.0
-    return RecordedRun(
-        role, row, log, len(trace), profile, latency_quantiles(run.measures), limit_of(run).text, outside
-    )
+    scenario, log = context.scenario(task), QueueLog()
+    trace = context.trace(scenario, task)
+    run = simulate(scenario, trace, [log], profile=context.profile(scenario))
+    return RecordedRun(role, log, len(trace), latency_quantiles(run.measures), limit_of(run).text)
 
 
 def latency_quantiles(measures: Metrics) -> dict[str, Sequence[float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import numpy as np
 from servesim.core import BadInput
@@ -21,20 +21,13 @@ from servesim.study.columns import Column
 
 from .charts import Latencies, latency_charts, queue_charts, replica_charts, time_chart
 from .page import MetricFact, ResultCard, Table, exported_server, page_table, setting_chips, write_page
-from .recorded_runs import QUANTILES
+from .recorded_runs import QUANTILES, RecordedRun
 from .sweep_page import describe_times
 from .trust import CHECK, GOOD, Fact, facts_of_profiles, policy_fact
 
 ROLE = "this run"
 FACTS = ("mean_ttft_ms", "mean_tpot_ms", "output_throughput", "completed", "failed", "preemptions", "prefix_hit_rate")
 LATENCY_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E latency"}
-
-
-class LoggedRun(NamedTuple):
-    """The states of the server over time."""
-
-    role: str
-    log: QueueLog
 
 
 def write_run_report(run: RunData, path: Path) -> None:
@@ -45,7 +38,7 @@ def write_run_report(run: RunData, path: Path) -> None:
         path, "run.html", title=f"Run: {run.name}", about=describe_requests(run), trust=trust(run), result=result(run),
         latencies=latency_charts([Latencies(ROLE, "@front", quantiles(run))], slo, showlegend=False),
         times=[time_chart([(ROLE, seconds)])] if any(seconds.values()) else [],
-        queues=[] if log is None else queue_charts([LoggedRun(ROLE, log)]), table=metric_table(run),
+        queues=[] if log is None else queue_charts([RecordedRun(ROLE, log)]), table=metric_table(run),
         replicas=replica_table(replicas),
         loads=[] if log is None else replica_charts(log, [str(row["name"]) for row in replicas]),
     )  # fmt: skip

@@ -6,26 +6,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from servesim.runs.metric_table import format_number, format_quantity, metric_title, unit_of
-from servesim.runs.notes import LABEL_MEANINGS, sentence
+from servesim.runs.metric_table import format_number
+from servesim.runs.notes import sentence
 from servesim.runs.request_rows import STATES
 from servesim.runs.text import STATE_LABELS
-from servesim.statistics.intervals import Interval
 from servesim.statistics.number_format import format_mean
 from servesim.statistics.objective import Objective
-from servesim.study.columns import Column
-from servesim.study.experiment import Experiment, format_value
 from servesim.study.ranking import INCOMPLETE, Row, Summary
-from servesim.study.table import format_count, format_difference, printed_label, sweep_columns
-from servesim.study.verdict import (
-    describe_confirmation,
-    describe_constraints,
-    describe_draws,
-    verdict_of,
-)
+from servesim.study.table import format_difference, printed_label, sweep_columns
+from servesim.study.verdict import table_notes, verdict_of
 
 from .charts import Latencies, latency_charts, queue_charts, time_chart
-from .knobs import Knob, heat_table, knob_charts, knobs, single_change_costs
+from .knobs import knob_charts, knobs
 from .page import (
     MAX_TABLE_ROWS,
     MetricFact,
@@ -44,46 +36,28 @@ from .trade_offs import point_names, slo_of, trade_offs
 from .trust import sweep_facts
 
 TITLES = {
-    "winner": "Winner", "baseline": "No winner: nothing beats the baseline",
-    "infeasible": "No winner: no configuration meets the constraints", "failed": "No winner",
+    "winner": "Winner", "baseline": "No winner: nothing beats the baseline", "rates": "Winner at each rate",
+    "capacity": "Capacity", "infeasible": "No winner: no configuration meets the constraints", "failed": "No winner",
 }  # fmt: skip
 
 
 def write_sweep_report(summary: Summary, path: Path) -> None:
     """Write the page."""
-    roles, curves = compared_rows(summary), knobs(summary)
+    roles, notes = compared_rows(summary), table_notes(summary)
     runs = record_runs(summary, roles)
     write_page(
-        path, "sweep.html", title=f"Sweep report: {summary.experiment.name}", about=describe_runs(summary),
-        trust=sweep_facts(summary, runs, roles), result=result(summary, runs),
-        single_changes=single_changes(summary, curves), two_knobs=heat_table(summary),
-        trade_offs=trade_offs(summary) if len(summary.rows) > 1 else [],
-        knobs=knob_charts(curves), times=times(summary), table=configurations(summary),
-        example=filter_example(summary), cut=MAX_TABLE_ROWS if len(summary.rows) > MAX_TABLE_ROWS else 0,
-        some_cannot_win=not all(row.eligible for row in summary.rows), method=method(summary),
-        names=point_names(summary), **charts_of_runs(summary, runs),
+        path, "sweep.html", title=f"Sweep report: {summary.experiment.name}", about=sentence(notes[0]),
+        trust=sweep_facts(summary.experiment, (row.config for row in roles.values())),
+        result=result(summary, runs, notes[1:]), trade_offs=trade_offs(summary) if len(summary.rows) > 1 else [],
+        knobs=knob_charts(knobs(summary)), times=times(summary), table=configurations(summary),
+        cut=MAX_TABLE_ROWS if len(summary.rows) > MAX_TABLE_ROWS else 0, names=point_names(summary),
+        **charts_of_runs(summary, runs),
     )  # fmt: skip
 
 
-def describe_counted(experiment: Experiment) -> str:
-    """Return which requests the metrics include, as a sentence."""
-    if experiment.steady_window is None:
-        return "All requests count."
-    warm_up, drain = experiment.steady_window
-    return f"Steady state: the first {warm_up:.0%} and the last {drain:.0%} of the arrivals do not count."
-
-
-def describe_runs(summary: Summary) -> str:
-    """Return the line below the title: configurations, runs, and the requests that count."""
-    counts = f"{format_count(len(summary.rows), 'configuration')}, {format_count(summary.run_count, 'simulated run')}"
-    return f"{counts}. {describe_counted(summary.experiment)}"
-
-
-def result(summary: Summary, runs: Sequence[RecordedRun]) -> ResultCard:
+def result(summary: Summary, runs: Sequence[RecordedRun], notes: Sequence[str]) -> ResultCard:
     """Return the verdict, and the leading configuration with its metrics."""
-    verdict, row = verdict_of(summary), leader(summary)
-    notes = [*describe_draws(summary), *describe_confirmation(summary), *describe_constraints(summary)]
-    texts = list(map(sentence, notes))
+    verdict, row, texts = verdict_of(summary), leader(summary), list(map(sentence, notes))
     title, won = TITLES[verdict.kind], verdict.kind == "winner"
     if row is None:
         return ResultCard(title, verdict.text, notes=texts)
@@ -136,34 +110,6 @@ def describe_times(seconds: Mapping[str, float]) -> str:
     return f"A request takes {format_number(total)} s on average: {', '.join(parts)}."
 
 
-def single_changes(summary: Summary, curves: Sequence[Knob]) -> Table | None:
-    """Return the cost of changing each setting of the winner, None if the sweep has no such configuration."""
-    costs = single_change_costs(summary, curves)
-    if not costs:
-        return None
-    objective = summary.experiment.objectives[0]
-    unit = unit_of(objective.metric, [row.mean(objective.metric) for row in summary.rows])
-    title = metric_title(objective.metric)
-    signed = lambda cost: format_quantity(cost.change.mean, cost.change.half_width, unit, True)  # noqa: E731
-    columns = [
-        Column("setting", lambda cost: cost.knob, shown=("page",)),
-        Column("changed to", lambda cost: cost.value, shown=("page",)),
-        Column("change", lambda cost: cost.change.mean, signed, unit.after(f"change of {title}"), ("page",)),
-        Column("effect", lambda cost: effect(cost.change, objective), shown=("page",)),
-    ]
-    return page_table(columns, costs)
-
-
-def effect(change: Interval, objective: Objective) -> str:
-    """Return whether a change is better, worse or not significant."""
-    if change.mean == 0:
-        return "none"
-    if change.half_width is not None and not change.excludes_zero:
-        return "not significant"
-    word = "better" if objective.better(change.mean) else "worse"
-    return word + (" (one run)" if change.half_width is None else "")
-
-
 def times(summary: Summary) -> list[Chart]:
     """Return the time breakdown of the compared configurations."""
     bars = [(role, row.time_breakdown()) for role, row in compared_rows(summary).items()]
@@ -195,22 +141,4 @@ def charts_of_runs(summary: Summary, runs: Sequence[RecordedRun]) -> dict[str, A
         "latencies": latency_charts(latencies, slo_of(summary)),
         "queues": queue_charts(runs),
         "recorded": f"The first replication, {runs[0].requests:,} requests." if runs else "",
-    }
-
-
-def filter_example(summary: Summary) -> str:
-    """Return a term for the filter of the table, with a setting of this sweep."""
-    for key, values in summary.experiment.knobs.items():
-        return f"{key.rpartition('.')[2]}={format_value(values[-1])}"
-    return "baseline"
-
-
-def method(summary: Summary) -> dict[str, Any]:
-    """Return how to read the page."""
-    return {
-        "confidence": f"{100 * summary.experiment.confidence:g} %",
-        "draws": summary.draw_count,
-        "margin": f"{100 * summary.experiment.indifference:g} %",
-        "window": describe_counted(summary.experiment),
-        "labels": [(printed_label(name), text) for name, text in LABEL_MEANINGS.items()],
     }

@@ -1,16 +1,15 @@
-"""Every configuration by two measures, with the Pareto front of these two as a line."""
+"""Every configuration by two metrics, with the Pareto front of these two as a line."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from servesim.config.scenario import Scenario
-from servesim.runs.metric_table import Unit, format_number, title_inside
+from servesim.runs.metric_table import Unit, format_number, metric_title, title_inside
 from servesim.statistics.objective import Objective
-from servesim.study.ranking import Row, Summary
+from servesim.study.ranking import Row, Summary, pareto_front
 from servesim.study.table import format_count
 
 from .plots import Chart, Limit, Trace, axis_scale, bound_limit, line, plain, points, value_axis, with_limits
@@ -20,77 +19,43 @@ Place = tuple[float, float]
 Groups = dict[tuple[str, str, str, float], list[Row]]  # name, colour, symbol and size: its configurations
 
 
-@dataclass(frozen=True)
-class Measure:
-    """A metric of a configuration on an axis."""
-
-    metric: str
-    goal: str  # min | max
-    per_user: bool = False  # tokens/s of one user, from the metric TPOT
-
-    def of(self, row: Row) -> float:
-        """Return the value of a configuration, NaN if it has none."""
-        value = row.means[self.metric].mean if self.metric in row.means else row.mean(self.metric)
-        return self.convert(value)
-
-    def convert(self, value: float) -> float:
-        """Return the value on the axis of a value of the metric."""
-        return value if not self.per_user else 1000 / value if value > 0 else math.nan
-
-    def scale(self, values: Sequence[float]) -> tuple[Unit, str]:
-        """Return the unit and the title of the axis."""
-        per_user = Unit("tok/s"), "Tokens/s per user"
-        return per_user if self.per_user else axis_scale(self.metric, values)
-
-    @property
-    def sign(self) -> int:
-        """1 if small values are better, -1 if large ones are."""
-        return 1 if self.goal == "min" else -1
-
-
-def measure(objective: Objective) -> Measure:
-    """Return an objective as a measure."""
-    return Measure(objective.metric, objective.goal)
-
-
 def trade_offs(summary: Summary) -> list[Chart]:
-    """Return one chart per pair of measures."""
+    """Return one chart per pair of metrics."""
     charts = [trade_off(summary, x, y, f"trade-off-{number}") for number, (x, y) in enumerate(pairs(summary))]
     return [chart for chart in charts if chart is not None]
 
 
-def pairs(summary: Summary) -> list[tuple[Measure, Measure]]:
-    """Return the pairs (x, y): the objectives, throughput against the speed of one user, TTFT against throughput.
+def pairs(summary: Summary) -> list[tuple[Objective, Objective]]:
+    """Return the pairs (x, y): the objectives, throughput against TPOT, TTFT against throughput.
 
     Metrics of constraints that are on none of them follow, over the first objective.
     """
-    objectives = [measure(objective) for objective in summary.experiment.objectives]
-    throughput = Measure("output_throughput", "max")
-    ttft = next((m for m in objectives if m.metric.endswith("_ttft_ms")), Measure("p99_ttft_ms", "min"))
-    chosen = [(objectives[0], other) for other in objectives[1:]]
-    chosen += [(Measure("mean_tpot_ms", "max", per_user=True), throughput), (throughput, ttft)]
-    drawn = {m.metric for pair in chosen for m in pair} | {objectives[0].metric}
+    first, *others = summary.experiment.objectives
+    throughput, tpot = Objective("output_throughput", "max"), Objective("mean_tpot_ms", "min")
+    ttft = next((o for o in (first, *others) if o.metric.endswith("_ttft_ms")), Objective("p99_ttft_ms", "min"))
+    chosen = [*((first, other) for other in others), (tpot, throughput), (throughput, ttft)]
+    drawn = {objective.metric for pair in chosen for objective in pair} | {first.metric}
     limited = {bound.metric: "min" if bound.sign == "<=" else "max" for bound in summary.experiment.subject_to}
-    chosen += [(objectives[0], Measure(metric, goal)) for metric, goal in limited.items() if metric not in drawn]
+    chosen += [(first, Objective(metric, goal)) for metric, goal in limited.items() if metric not in drawn]
     unique = {frozenset(pair): pair for pair in reversed(chosen)}
     return [pair for pair in chosen if unique[frozenset(pair)] is pair]
 
 
-def measured_rows(summary: Summary, x: Measure, y: Measure) -> dict[int, tuple[float, float]]:
+def measured_rows(summary: Summary, x: Objective, y: Objective) -> dict[int, tuple[float, float]]:
     """Return both values of every configuration that has them; empty if all values are equal."""
-    values = {row.config: (x.of(row), y.of(row)) for row in summary.rows}
+    values = {row.config: (row.mean(x.metric), row.mean(y.metric)) for row in summary.rows}
     known = {config: pair for config, pair in values.items() if not any(map(math.isnan, pair))}
     return known if len(set(known.values())) > 1 else {}
 
 
-def trade_off(summary: Summary, x: Measure, y: Measure, id: str) -> Chart | None:
-    """Return one chart, None if fewer than two configurations have both measures."""
+def trade_off(summary: Summary, x: Objective, y: Objective, id: str) -> Chart | None:
+    """Return one chart, None if fewer than two configurations have both metrics."""
     values = measured_rows(summary, x, y)
     rows = [row for row in summary.rows if row.config in values]
     if not rows:
         return None
-    across, x_title = x.scale([values[row.config][0] for row in rows])
-    up, y_title = y.scale([values[row.config][1] for row in rows])
+    across, x_title = axis_scale(x.metric, [values[row.config][0] for row in rows])
+    up, y_title = axis_scale(y.metric, [values[row.config][1] for row in rows])
     place = {row.config: (values[row.config][0] / across.divisor, values[row.config][1] / up.divisor) for row in rows}
     front = front_rows([row for row in rows if row.eligible], x, y)
     data = [line("Pareto front", [place[row.config] for row in front], "@front", hoverinfo="skip")]
@@ -99,22 +64,16 @@ def trade_off(summary: Summary, x: Measure, y: Measure, id: str) -> Chart | None
         "xaxis": value_axis(x_title, [a for a, _ in place.values()]),
         "yaxis": value_axis(y_title, [b for _, b in place.values()]),
     }
-    limits = [*limits_of(summary, x, "x", across), *limits_of(summary, y, "y", up)]
+    limits = [*limits_of(summary, x.metric, "x", across), *limits_of(summary, y.metric, "y", up)]
     layout = with_limits({**layout, "showlegend": False}, limits, [a for a, _ in place.values()])
-    across_name = "tokens/s per user" if x.per_user else title_inside(x.metric)
-    return Chart(id, f"{short(y_title)} against {across_name}", data, layout, caption=explain(x, y))
+    better = f"Better: {'up' if y.goal == 'max' else 'down'} and {'right' if x.goal == 'max' else 'left'}."
+    return Chart(id, f"{metric_title(y.metric)} against {title_inside(x.metric)}", data, layout, better)
 
 
-def front_rows(rows: Sequence[Row], x: Measure, y: Measure) -> list[Row]:
-    """Return the configurations on the Pareto front of two measures, in the order of the line."""
-    scores = sorted(
-        ((x.sign * x.of(row), y.sign * y.of(row), row.rank, row) for row in rows), key=lambda item: item[:3]
-    )
-    front: list[tuple[float, float, Row]] = []
-    for first, second, _, row in scores:  # in this order, a row is on the front if it is the best so far by `y`
-        if not front or second < front[-1][1] or (first, second) == front[-1][:2]:
-            front.append((first, second, row))
-    return [row for _, _, row in front[:: x.sign]]
+def front_rows(rows: Sequence[Row], x: Objective, y: Objective) -> list[Row]:
+    """Return the configurations on the Pareto front of two metrics, in the order of the line."""
+    front = pareto_front([[x.sign * row.mean(x.metric), y.sign * row.mean(y.metric)] for row in rows])
+    return sorted((rows[index] for index in front), key=lambda row: (row.mean(x.metric), row.mean(y.metric), row.rank))
 
 
 def group_rows(summary: Summary, rows: Sequence[Row], front: Sequence[Row]) -> Groups:
@@ -168,31 +127,17 @@ def point_name(row: Row) -> str:
     return f"<b>rank {row.rank}</b><br>{plain(row.label)}<br>{labels}"
 
 
-def limits_of(summary: Summary, measure: Measure, side: str, unit: Unit) -> list[Limit]:
+def limits_of(summary: Summary, metric: str, side: str, unit: Unit) -> list[Limit]:
     """Return the constraints and the SLO of the scenario on one axis."""
-    bounds = [bound for bound in summary.experiment.subject_to if bound.metric == measure.metric]
-    unit = Unit("ms") if measure.per_user else unit
-    limits = [bound_limit(side, bound, unit) for bound in bounds]
-    limits = [limit._replace(value=measure.convert(limit.value)) for limit in limits]
-    name = measure.metric.removesuffix("_ms").rpartition("_")[2]
-    bound = slo_of(summary).get(name) if measure.metric.endswith("_ms") else None
+    limits = [bound_limit(side, bound, unit) for bound in summary.experiment.subject_to if bound.metric == metric]
+    name = metric.removesuffix("_ms").rpartition("_")[2]
+    bound = slo_of(summary).get(name) if metric.endswith("_ms") else None
     if bound is not None and not limits:
-        text = f"SLO {name} {1e3 * bound / unit.divisor:g} {unit.name}"
-        limits.append(Limit(side, measure.convert(1e3 * bound) / unit.divisor, text))
+        level = 1e3 * bound / unit.divisor
+        limits.append(Limit(side, level, f"SLO {name} {level:g} {unit.name}"))
     return limits
 
 
 def slo_of(summary: Summary) -> dict[str, float]:
     """Return the SLO of the base scenario in seconds."""
     return Scenario.model_validate(summary.experiment.tree(0)).slo.seconds()
-
-
-def explain(x: Measure, y: Measure) -> str:
-    """Return where the best configurations are, and the meaning of a derived measure."""
-    text = f"Better: {'up' if y.goal == 'max' else 'down'} and {'right' if x.goal == 'max' else 'left'}."
-    return f"{text} Tokens/s per user = 1000 / mean TPOT in ms." if x.per_user or y.per_user else text
-
-
-def short(title: str) -> str:
-    """Return an axis title without its unit and its explanation."""
-    return title.partition(" (")[0]

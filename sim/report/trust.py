@@ -1,8 +1,8 @@
-"""The trust panel: where the step times come from, how wrong they are, and what else limits the result."""
+"""The trust panel: where the step times come from, how wrong they are, and how the policies were validated."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,19 +13,12 @@ from servesim.core import BadInput
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.costs.model_config import model_name
 from servesim.costs.profile_verdict import DO_NOT_USE, RANKING, USABLE, verdict_on
-from servesim.runs.notes import LABEL_MEANINGS, sentence
-from servesim.runs.request_rate import format_rate
+from servesim.runs.notes import sentence
 from servesim.runs.run_warnings import source_notes
-from servesim.study.ranking import Summary
-from servesim.study.rate_summary import RateSummary, is_outside_profile
-from servesim.study.table import format_count
-from servesim.study.verdict import describe_ties
-
-from .recorded_runs import RecordedRun, Roles
+from servesim.study.experiment import Experiment
 
 GOOD, CHECK, WARN = "good", "check", "warn"
 TONES = {USABLE: GOOD, RANKING: CHECK, DO_NOT_USE: WARN}
-MAX_OUTSIDE = 0.01  # of the model calls: more of them outside the measured range are a warning
 MAX_GOOD_ERROR = 0.05  # a larger held-out error of a kind of step is marked
 
 
@@ -102,87 +95,7 @@ def policy_note(trees: Iterable[Tree]) -> str:
     return f"Policy validated: {policy_fact(scenarios).text}." if scenarios else ""
 
 
-def sweep_facts(summary: Summary, runs: Sequence[RecordedRun], roles: Roles, ties: Fact | None = None) -> list[Fact]:
-    """Return the panel of a sweep or a search; `ties` are those of a sweep over rates."""
-    rows = roles.values()
-    scenarios = [Scenario.model_validate(summary.experiment.tree(row.config)) for row in rows]
-    sources: dict[str, Any] = {str(scenario.profile): scenario.profile for scenario in scenarios}
-    loaded = {run.row.config: run.profile for run in runs}
-    sources |= {str(s.profile): loaded[row.config] for row, s in zip(rows, scenarios) if row.config in loaded}
-    facts = [fact for source in sources.values() for fact in profile_facts(source)]
-    facts += [range_fact(summary, runs), saturation_fact(summary, roles), replication_fact(summary)]
-    return [*facts, ties or tie_fact(summary), policy_fact(scenarios)]
-
-
-def range_fact(summary: Summary, runs: Sequence[RecordedRun]) -> Fact:
-    """Return how many steps are larger than the profile's measured range."""
-    outside = sum("outside profile" in row.labels for row in summary.rows)
-    shares = [(run.role, run.outside) for run in runs if run.outside is not None]
-    rate = summary.experiment.rate
-    at = "" if rate is None else f" at {format_rate(rate)}"
-    text = ", ".join(f"{role} {format_share(share)} of the model calls{at}" for role, share in shares)
-    count = f"{outside:,} of {format_count(len(summary.rows), 'configuration')} have steps outside" if outside else ""
-    worst = max((share for _, share in shares), default=0.0)
-    if not shares and not outside:
-        return Fact("Outside the measured range", "unknown: the profile names no measured range", CHECK)
-    tone = WARN if worst > MAX_OUTSIDE else CHECK if outside else GOOD
-    return Fact("Outside the measured range", "; ".join(filter(None, (text, count))), tone)
-
-
-def format_share(share: float) -> str:
-    """Return a fraction in percent; a small one is not 0."""
-    return f"{100 * share:.1f} %" if not 0 < share < 0.0005 else "less than 0.1 %"
-
-
-def saturation_fact(summary: Summary, roles: Roles) -> Fact:
-    """Return whether the backlog grows in the configurations that count."""
-    names = [role for role, row in roles.items() if "saturated" in row.labels]
-    count = sum("saturated" in row.labels for row in summary.rows)
-    rate = summary.experiment.rate
-    at = "" if rate is None else f" at {format_rate(rate)}"
-    if not count:
-        return Fact("Saturation", f"no configuration is saturated{at}")
-    text = f"{count:,} of {format_count(len(summary.rows), 'configuration')}{at}"
-    note = f", also the {' and the '.join(names)}: {LABEL_MEANINGS['saturated']}"
-    return Fact(
-        "Saturation", text + (note if names else f", not the {' and the '.join(roles)}"), CHECK if names else GOOD
-    )
-
-
-def replication_fact(summary: Summary) -> Fact:
-    """Return how many runs each configuration has, and the kind of intervals."""
-    experiment = summary.experiment
-    counts = sorted({len(row.runs) for row in summary.rows})
-    if not experiment.is_random:
-        return Fact("Replications", "1: nothing is random in this scenario, so there are no intervals")
-    span = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    if counts[-1] < 2:
-        return Fact("Replications", "1: differences have no confidence interval", WARN)
-    draws = f", {summary.draw_count} draws of the cost model" if summary.draw_count else ""
-    text = f"{span} per configuration on common random numbers, {100 * experiment.confidence:g} % intervals{draws}"
-    return Fact("Replications", text)
-
-
-def capacity_fact(result: RateSummary) -> Fact:
-    """Return how exactly the capacities are known, and which ones are equal; without constraints, the ties per rate."""
-    if not result.experiment.subject_to:
-        open_rates = [rate for rate, s in result.by_rate.items() if any(row.relation.tied for row in s.rows)]
-        text = f"at {', '.join(map(format_rate, open_rates))}" if open_rates else "none"
-        return Fact("Ties", text, CHECK if open_rates else GOOD)
-    outside = sum(map(is_outside_profile, result.curves))
-    precision = result.experiment.precision
-    notes = [text] if (text := result.describe_equal()) else []
-    notes += [f"{format_count(outside, 'configuration')} with steps outside the measured range"] if outside else []
-    known = "only the rates of the sweep were tested (see precision)"
-    if precision is not None:
-        known = f"known to {100 * precision:g} %"
-    return Fact("Capacity", "; ".join([*notes, known]), GOOD if precision is not None and not notes else CHECK)
-
-
-def tie_fact(summary: Summary) -> Fact:
-    """Return which configurations are tied with the winner, and how many runs would decide."""
-    if summary.winner is None:
-        return Fact("Ties", "no winner", CHECK)
-    notes = [note[3:] for note in describe_ties(summary)]  # without the mark of the table
-    undecided = any(row.relation.outcome == "undecided" for row in summary.rows)
-    return Fact("Ties", "; ".join(notes) or "none", CHECK if undecided else GOOD)
+def sweep_facts(experiment: Experiment, configs: Iterable[int]) -> list[Fact]:
+    """Return the panel of a sweep or a search: the profiles and policies of the compared configurations."""
+    scenarios = [Scenario.model_validate(experiment.tree(config)) for config in configs]
+    return [*facts_of_profiles(scenario.profile for scenario in scenarios), policy_fact(scenarios)]

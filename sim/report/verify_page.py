@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-import numpy as np
 from servesim.config.scenario import Scenario
 from servesim.files.chart_style import SERIES
 from servesim.runs.metric_table import format_number, metric_title
@@ -19,10 +18,8 @@ from servesim.statistics.number_format import format_metric
 from servesim.study.columns import Column
 from servesim.study.table import format_count
 
-from .charts import Latencies, latency_charts
 from .page import MetricFact, ResultCard, Table, page_table, write_page
 from .plots import Chart, Limit, equal_line, metric_rows_layout, plain, points, value_axis, with_limits
-from .recorded_runs import QUANTILES
 from .trust import CHECK, GOOD, Fact, facts_of_profiles, policy_fact
 
 MAX_DOTS = 3000  # requests per chart and run
@@ -56,8 +53,7 @@ def write_verify_report(
     write_page(
         path, "verify.html", title="Simulated against measured", about=f"{format_count(len(runs), 'scenario')}.",
         trust=trust(runs), result=result(runs, checked, tolerance, ranks), errors=error_chart(runs, checked, tolerance),
-        requests=request_charts(runs), latencies=cdf_charts(runs[0]) if len(runs) == 1 else [],
-        table=metric_table(runs, checked),
+        requests=request_charts(runs), table=metric_table(runs, checked),
     )  # fmt: skip
 
 
@@ -168,19 +164,6 @@ def request_charts(runs: Sequence[VerifiedRun]) -> list[Chart]:
         }  # fmt: skip
         charts.append(Chart(f"requests-{key}", f"{name}: one point per request", data, layout))
     return charts
-
-
-def cdf_charts(run: VerifiedRun) -> list[Chart]:
-    """Return the distribution of each latency, simulated and measured."""
-    sides = []
-    for side, (name, colour) in enumerate((("simulated", "@front"), ("measured", "@baseline"))):
-        quantiles = {
-            LATENCY_NAMES[key]: np.quantile([pair[side] for pair in pairs], QUANTILES).tolist()
-            for key, pairs in run.latencies.items()
-            if pairs
-        }
-        sides.append(Latencies(name, colour, quantiles))
-    return latency_charts(sides, {} if run.scenario is None else run.scenario.slo.seconds())
 
 
 class VerifiedMetric(NamedTuple):

@@ -18,7 +18,7 @@ from servesim.config.layers import Tree
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
 from servesim.costs.device_profile import load_profile
-from servesim.files.terminal import PLAIN, Screen, align_columns
+from servesim.files.terminal import PLAIN, Screen
 from servesim.runs.metric_table import Unit, metric_named, unit_of
 from servesim.runs.notes import note
 from servesim.runs.run_warnings import source_notes
@@ -27,7 +27,7 @@ from servesim.statistics.intervals import Interval, replications_for, with_draws
 from servesim.statistics.number_format import format_mean, format_metric
 from servesim.statistics.objective import Objective, check_figures
 
-from .columns import EVERYWHERE, Column, html_result, json_row, printed_cells, wrapped_heads
+from .columns import EVERYWHERE, Column, html_result, json_row, printed_cells, table_lines
 from .compare import Difference, difference, signed_change
 from .compared_runs import ComparedRuns, from_scenario, request_source
 from .executor import Executor
@@ -170,7 +170,7 @@ class Check:
     def format(self, screen: Screen = PLAIN) -> str:
         """Return the names of the scenarios, the table, the verdict and the notes."""
         lines = [f"{role}: {side.name}" for role, side in self.sides.items()]
-        lines += align_columns(self.cells, screen, wrapped_heads(COLUMNS))
+        lines += table_lines(self.columns, self.rows, screen)
         return "\n".join([*lines, self.text, *(f"note: {note}" for note in self.notes)])
 
     def as_json(self) -> dict[str, Any]:

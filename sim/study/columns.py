@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any, Literal, Optional
 
+from servesim.files.terminal import PLAIN, Screen, align_columns
 from servesim.files.write import csv_writer, open_text
 from servesim.runs.metric_table import Unit, format_quantity, metric_title, short_metric, unit_of
 from servesim.statistics.intervals import Interval
 
 Medium = Literal["data", "terminal", "page"]  # data: CSV, JSON and frames
 EVERYWHERE: tuple[Medium, ...] = ("data", "terminal", "page")
+NO_MEANINGS: Mapping[int, str] = {}
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,12 @@ def printed_cells(columns: Sequence[Column], rows: Sequence[Any]) -> list[list[s
     return [[column.head for column in chosen], *([column.print(row) for column in chosen] for row in rows)]
 
 
-def wrapped_heads(columns: Sequence[Column]) -> list[str]:
-    """Return the heads of the columns that a narrow terminal wraps first."""
-    return [column.head for column in columns if column.wrap]
+def table_lines(
+    columns: Sequence[Column], rows: Sequence[Any], screen: Screen = PLAIN, meanings: Mapping[int, str] = NO_MEANINGS
+) -> list[str]:
+    """Return the lines of a printed table; `meanings` of lines select their colours."""
+    wrapped = [column.head for column in columns if column.wrap]  # first on a narrow terminal
+    return align_columns(printed_cells(columns, rows), screen, wrapped, meanings)
 
 
 def html_result(title: str, cells: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 from servesim.core import BadInput
-from servesim.files.terminal import PLAIN, Screen, align_columns
 from servesim.runs.leading import leading_metrics
 from servesim.runs.metric_table import Unit, format_quantity, metrics_in, short_metric, unit_of
 from servesim.statistics.intervals import Interval, with_draws
@@ -16,7 +15,7 @@ from servesim.statistics.number_format import format_mean
 from servesim.statistics.objective import Objective, parse_objective
 from servesim.statistics.two_samples import RelativeChange, TwoSamples, relative_change
 
-from .columns import EVERYWHERE, Column, Medium, json_row, printed_cells, wrapped_heads
+from .columns import EVERYWHERE, Column, Medium, json_row
 from .compared_runs import ComparedRuns, paired_draws, two_samples
 from .ranking import find_invalid
 from .study_keys import INDIFFERENCE
@@ -96,10 +95,6 @@ class Difference:
         effects = [change - self.change.mean for change in self.draws]
         return with_draws(measured, effects, confidence)
 
-    def exceeds(self, tolerance: float) -> bool:
-        """Whether B differs from A by more than this fraction of A."""
-        return not abs(self.relative.mean) <= tolerance
-
 
 def difference(a: ComparedRuns, b: ComparedRuns, objective: Objective, confidence: float) -> Difference:
     """Return the difference in one metric, with the uncertainty of the cost model if both have draws."""
@@ -153,22 +148,15 @@ def compare(
     return differences
 
 
-def summarise(differences: Sequence[Difference], b: str = "B", tolerance: Optional[float] = None) -> str:
+def summarise(differences: Sequence[Difference], b: str = "B") -> str:
     """Return the comparison in sentences; `b` is the name of B."""
     if all(d.outcome == "the same" for d in differences):
-        text = "A and B are the same in every metric."
-    else:
-        first = differences[0]
-        text = f"By {first.objective.metric}, {first.describe(b)}."
-        metrics = {word: [d.objective.metric for d in differences[1:] if d.outcome == word] for word in OUTCOMES}
-        parts = [f"{word} in {', '.join(names)}" for word, names in metrics.items() if names]
-        text += f" {b} is {' and '.join(parts)}." if parts else ""
-    if tolerance is not None:
-        outside = [d for d in differences if d.exceeds(tolerance)]
-        names_text = ", ".join(f"{d.objective.metric} ({100 * d.relative.mean:+.2f} %)" for d in outside)
-        limit = f"the tolerance of {100 * tolerance:g} %"
-        text += f" Outside {limit}: {names_text}." if outside else " All within the tolerance."
-    return text
+        return "A and B are the same in every metric."
+    first, *others = differences
+    metrics = {word: [d.objective.metric for d in others if d.outcome == word] for word in OUTCOMES}
+    parts = [f"{word} in {', '.join(names)}" for word, names in metrics.items() if names]
+    more = f" {b} is {' and '.join(parts)}." if parts else ""
+    return f"By {first.objective.metric}, {first.describe(b)}.{more}"
 
 
 def name_of_b(a: ComparedRuns, b: ComparedRuns) -> str:
@@ -209,19 +197,12 @@ COLUMNS = (  # a row is a Difference
 )
 
 
-def format_table(differences: Sequence[Difference], screen: Screen = PLAIN) -> str:
-    """Return one line per metric."""
-    return "\n".join(align_columns(printed_cells(COLUMNS, differences), screen, wrapped_heads(COLUMNS)))
-
-
-def differences_json(
-    a: ComparedRuns, b: ComparedRuns, differences: Sequence[Difference], tolerance: Optional[float]
-) -> dict[str, Any]:
+def differences_json(a: ComparedRuns, b: ComparedRuns, differences: Sequence[Difference]) -> dict[str, Any]:
     """Return a comparison as JSON; `draws` are B minus A in each draw of the cost model."""
     rows = {}
     for row in differences:
         rows[row.objective.metric] = json_row(COLUMNS, row) | ({"draws": list(row.draws)} if row.draws else {})
-    return {"a": a.name, "b": b.name, "metrics": rows, "verdict": summarise(differences, name_of_b(a, b), tolerance)}
+    return {"a": a.name, "b": b.name, "metrics": rows, "verdict": summarise(differences, name_of_b(a, b))}
 
 
 def describe_pairs(differences: Sequence[Difference], confidence: float) -> str:

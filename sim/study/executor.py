@@ -23,7 +23,7 @@ from servesim.core import BadInput
 from servesim.core.errors import WorkerLost, missing_package
 from servesim.core.limits import MAX_JOBS
 
-from .single_run import Record, SharedTraces, Task, run_context, run_tasks, with_shared_trace
+from .single_run import Record, Task, run_context, run_tasks
 
 CHUNK_SECONDS = 0.25  # work per chunk: long compared with submitting it, short compared with the sweep
 MAX_CHUNK_RUNS = 64
@@ -82,19 +82,12 @@ class Pool:
     """Submits chunks of tasks to a concurrent.futures executor; resubmits the chunks of a worker that died."""
 
     def __init__(
-        self,
-        start: Callable[[], Futures],
-        workers: Callable[[], int],
-        stop: Callable[[Futures], None],
-        traces: Optional[SharedTraces] = None,
+        self, start: Callable[[], Futures], workers: Callable[[], int], stop: Callable[[Futures], None]
     ) -> None:
         self._start, self._workers, self._stop = start, workers, stop  # workers() is at least 1
-        self._traces = traces  # for workers that can read the files of this process
         self._futures: Optional[Futures] = None
 
     def run(self, context: str, tasks: Sequence[Task]) -> Results:
-        if self._traces is not None and tasks:
-            context = with_shared_trace(context, self._traces)
         pending: dict[Future[Any], Chunk] = {}
         sizer = ChunkSizer(len(tasks))
         while sizer.submitted < len(tasks) or pending:
@@ -153,8 +146,6 @@ class Pool:
         if self._futures is not None:
             self._stop(self._futures)
             self._futures = None
-        if self._traces is not None:
-            self._traces.close()
 
 
 def is_worker_death(future: Future[Any]) -> bool:
@@ -217,7 +208,7 @@ def process_pool(jobs: int, initializer: Callable[..., None] = exit_with_parent,
             child.terminate()
         pool.shutdown(wait=True, cancel_futures=True)
 
-    return Pool(start, lambda: jobs, stop, SharedTraces())
+    return Pool(start, lambda: jobs, stop)
 
 
 class DaskPool(Pool):

@@ -71,21 +71,6 @@ class Experiment:
         """Whether replications differ from each other."""
         return Scenario.model_validate(self.tree(0)).varies
 
-    def find_config(self, assignment: Mapping[str, Any]) -> Optional[int]:
-        """Return the number of the configuration that equals an assignment, None if the sweep has none.
-
-        Scenarios are compared only if no parameter that both set differs: a comparison takes about a millisecond.
-        """
-        alike = [
-            config for config, other in enumerate(self.configs)
-            if all(other[key] == value for key, value in assignment.items() if key in other)
-        ]  # fmt: skip
-        try:
-            wanted = config_key(self.base, assignment) if alike else ""
-        except BadInput:
-            return None
-        return next((config for config in alike if config_key(self.base, self.configs[config]) == wanted), None)
-
     def tree(self, config: int) -> Tree:
         """Return the scenario of a configuration as a mapping."""
         return longer_scenario(apply_assignment(self.base, self.configs[config]), self.length)

@@ -8,7 +8,7 @@ no capacity, and each rate has its own winner. `sim capacity` sweeps one configu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -16,14 +16,14 @@ from typing import Any, Optional
 
 from servesim.config.layers import Tree
 from servesim.core import BadInput
-from servesim.files.terminal import Screen, align_columns
+from servesim.files.terminal import Screen
 from servesim.runs.metric_table import format_quantity, title_inside, unit_of
 from servesim.runs.notes import LABEL_MEANINGS
 from servesim.runs.request_rate import format_rate
 from servesim.statistics.constraints import describe_bounds
 from servesim.statistics.intervals import Interval, interval
 
-from .columns import EVERYWHERE, Column, inner_columns, metric_column, printed_cells, wrapped_heads, write_csv
+from .columns import EVERYWHERE, Column, inner_columns, metric_column, table_lines, write_csv
 from .experiment import Experiment
 from .ranking import Summary
 from .rates import Curve, RatePoint, RateRecords, build_curves
@@ -44,8 +44,9 @@ from .verdict import (
     describe_refused,
     meaning,
     profile_notes,
-    table_lines,
+    ranking_lines,
     table_notes,
+    top_rows,
     verdict_of,
 )
 
@@ -304,34 +305,41 @@ def write_winner(path: Path, result: RateSummary, config: int, rate: float) -> N
 
 def format_rate_summary(result: RateSummary, top: int, screen: Screen) -> str:
     """Return the printed table of the capacities, or of each rate without constraints."""
+    notes = rate_notes(result)
     if not result.experiment.subject_to:
-        return format_tables(result, top, screen)
+        return format_tables(result, top, screen, notes)
     columns, rows = capacity_rows(result, top)
     meanings = {} if result.is_single else {n: curve_meaning(result, curve) for n, curve in enumerate(rows, 1)}
-    lines = align_columns(printed_cells(columns, rows), screen, wrapped_heads(columns), meanings)
-    return "\n".join([*lines, *capacity_notes(result)])
+    lines = table_lines(columns, rows, screen, meanings)
+    verdicts = [] if result.is_single else [(rate, verdict_of(part).text) for rate, part in result.by_rate.items()]
+    return "\n".join([*lines, *notes, *(f"at {rates}: {text}" for rates, text in join_rates(verdicts))])
 
 
-def format_tables(result: RateSummary, top: int, screen: Screen) -> str:
-    """Return the table of each rate; notes that are the same at all rates are below the last one."""
-    notes = {rate: table_notes(summary, hint=False) for rate, summary in result.by_rate.items()}
-    common = [note for note in notes[result.rates[0]] if all(note in others for others in notes.values())]
-    common += describe_needed_of(result.by_rate.values())
+def format_tables(result: RateSummary, top: int, screen: Screen, common: Sequence[str]) -> str:
+    """Return the table of each rate; the notes that all of them have are below the last one."""
     tables = []
     for rate, summary in result.by_rate.items():
-        own = [note for note in notes[rate] if note not in common]
-        tables.append("\n".join([f"at {format_rate(rate)}", *table_lines(summary, top, screen), *own]))
+        own = [note for note in table_notes(summary, hint=False) if note not in common]
+        tables.append("\n".join([f"at {format_rate(rate)}", *ranking_lines(summary, top, screen), *own]))
     if len(tables) == 1:
         return "\n".join([*tables, *common])
     return "\n\n".join([*tables, "\n".join(["at each rate", *common])])
+
+
+def rate_notes(result: RateSummary) -> list[str]:
+    """Return the lines below the last table; without constraints, those that are the same at all rates."""
+    if result.experiment.subject_to:
+        return capacity_notes(result)
+    first, *others = [table_notes(summary, hint=False) for summary in result.by_rate.values()]
+    common = [note for note in first if all(note in notes for notes in others)]
+    return [*common, *describe_needed_of(result.by_rate.values())]
 
 
 def capacity_rows(result: RateSummary, top: int) -> tuple[list[Column], list[Any]]:
     """Return the columns and rows of the printed table: capacities, or the rates of a single configuration."""
     if result.is_single:
         return point_columns(result), list(result.baseline.points)
-    curves = result.curves[:top]
-    return capacity_columns(result), curves if result.baseline in curves else [*curves, result.baseline]
+    return capacity_columns(result), top_rows(result.curves, result.baseline, top)
 
 
 def curve_meaning(result: RateSummary, curve: Curve) -> str:
@@ -362,9 +370,6 @@ def capacity_notes(result: RateSummary) -> list[str]:
             f"outside profile: {outside} ({LABEL_MEANINGS['outside profile']}, at a rate that meets the constraints)"
         )
     notes += [*describe_refused(result.by_rate[result.rates[0]]), *profile_notes(experiment), CAPACITY_ERROR]
-    if not result.is_single:
-        verdicts = [(rate, verdict_of(summary).text) for rate, summary in result.by_rate.items()]
-        notes += [f"at {rates}: {text}" for rates, text in join_rates(verdicts)]
     return notes + [f"failed: configuration {run['config']}: {run['error']}" for run in result.failures[:3]]
 
 

@@ -2,26 +2,21 @@
 
 The random numbers depend only on (scenario.seed, replication), so all configurations use the same trace.
 
-The trace file of an experiment is read once, in the parent process; workers on the same machine get its arrays from a
-file in a private temporary folder. A worker that cannot read it loads the trace itself: on another machine, or for a
-configuration with another trace. A workload is not shared: a worker generates it from the seed.
+Every worker reads the trace file of an experiment once, and generates a workload from the seed.
 """
 
 from __future__ import annotations
 
 import errno
 import json
-import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
-from pydantic import ValidationError
 from servesim.config.exported import refusals_of
 from servesim.config.layers import Tree, apply_assignment
 from servesim.config.scenario import Scenario, scenario_from
@@ -29,8 +24,6 @@ from servesim.config.user_code import code_access, describe_error, error_text, u
 from servesim.core import BadInput, PolicyError
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.engine.loop import Observer
-from servesim.files.scratch import ScratchFolder
-from servesim.files.write import open_bytes
 from servesim.runs.intervals import Draw
 from servesim.runs.metric_table import METRICS, percentile_metrics
 from servesim.runs.prices import costs_per_million
@@ -108,57 +101,6 @@ def is_repeated(record: Record) -> bool:
     return bool(record.get(MACHINE))
 
 
-class SharedTraces:
-    """The trace files that this process has read for its workers."""
-
-    def __init__(self) -> None:
-        self._folder: Optional[ScratchFolder] = None
-        self._paths: dict[str, str] = {}  # by key
-
-    def share(self, base: Tree) -> Optional[str]:
-        """Return the path of the arrays of a base scenario's trace, None if it has no trace file or an unusable one."""
-        try:
-            scenario = Scenario.model_validate(apply_assignment(base, {}))
-            key = trace_key(scenario)
-            if scenario.trace is not None and key not in self._paths:
-                self._paths[key] = self._write(key, load_trace(scenario))
-        except (BadInput, ValidationError):  # every run of a worker reports the error
-            return None
-        return self._paths.get(key)
-
-    def _write(self, key: str, trace: Trace) -> str:
-        trace.requests = table_of(trace.requests)
-        if self._folder is None:
-            self._folder = ScratchFolder()
-        path = Path(self._folder.name) / f"{len(self._paths)}.pickle"
-        with open_bytes(path) as file:
-            pickle.dump((key, trace), file, protocol=pickle.HIGHEST_PROTOCOL)
-        return str(path)
-
-    def close(self) -> None:
-        """Remove the files."""
-        if self._folder is not None:
-            self._folder.cleanup()
-        self._folder, self._paths = None, {}
-
-
-def read_shared(path: Optional[str], scenario: Scenario) -> Optional[Trace]:
-    """Return the trace of a scenario if the parent process has shared it."""
-    if path is None or scenario.trace is None:
-        return None
-    with suppress(OSError), open(path, "rb") as file:
-        key, trace = pickle.load(file)
-        if key == trace_key(scenario):
-            result: Trace = trace
-            return result
-    return None
-
-
-def trace_key(scenario: Scenario) -> str:
-    """Return a text that is equal for equal trace sections."""
-    return json.dumps(None if scenario.trace is None else scenario.trace.model_dump(), sort_keys=True)
-
-
 @dataclass
 class RunContext:
     """The base scenario of an experiment, with cached traces and profiles."""
@@ -166,7 +108,6 @@ class RunContext:
     base: Tree
     steady_window: Optional[tuple[float, float]] = None  # warm-up and drain of steady-state runs
     code: Optional[Sequence[Any]] = None  # permission of the parent process to load user files
-    shared_trace: Optional[str] = None  # path of the trace's arrays, see SharedTraces
     percentiles: Sequence[float] = ()  # of the latencies, besides those of METRICS
     length: int = 1  # times as many requests as the scenario has
     _traces: OrderedDict[str, Trace] = field(default_factory=OrderedDict)
@@ -211,7 +152,7 @@ class RunContext:
         key = json.dumps([source, seed, task.rate_factor, task.max_requests], sort_keys=True, default=str)
         trace = self._traces.get(key)
         if trace is None:
-            trace = resize_trace(self._load_trace(scenario, task), scenario, task)
+            trace = self._load_trace(scenario, task)
             trace.requests = table_of(trace.requests)
             self._traces[key] = trace
             while len(self._traces) > 1 and sum(map(len, self._traces.values())) > MAX_CACHED_REQUESTS:
@@ -220,11 +161,11 @@ class RunContext:
         return trace
 
     def _load_trace(self, scenario: Scenario, task: Task) -> Trace:
-        """Return the whole trace of a task. All replications share a file, read with the seed of replication 0."""
-        if scenario.trace is None:
-            return load_trace(scenario)
-        shared = read_shared(self.shared_trace, scenario)
-        return load_trace(self.scenario(task._replace(replication=0))) if shared is None else shared
+        """Return the requests of a task. All replications share a trace file, read with the seed of replication 0."""
+        whole = task._replace(replication=0, rate_factor=None, max_requests=None)
+        if scenario.trace is None or task == whole:
+            return resize_trace(load_trace(scenario), scenario, task)
+        return resize_trace(self.trace(self.scenario(whole), whole), scenario, task)
 
     def profile(self, scenario: Scenario) -> Profile:
         """Return the profile of a scenario, read once."""
@@ -274,9 +215,8 @@ def run_context(context: str) -> RunContext:
     data = json.loads(context)
     window = data["steady_window"]
     return RunContext(
-        data["base"], tuple(window) if window else None, data["code"], data.get("shared_trace"), data["percentiles"],
-        data["length"],
-    )  # fmt: skip
+        data["base"], tuple(window) if window else None, data["code"], data["percentiles"], data["length"]
+    )
 
 
 def context_json(
@@ -287,13 +227,6 @@ def context_json(
         "steady_window": steady_window, "percentiles": list(percentiles), "code": code_access(), "length": length,
     }  # fmt: skip
     return json.dumps({"base": base, **options}, sort_keys=True)
-
-
-def with_shared_trace(context: str, traces: SharedTraces) -> str:
-    """Return the input of `run_context` for workers on this machine."""
-    data = json.loads(context)
-    base = longer_scenario(data["base"], data["length"])
-    return json.dumps({**data, "shared_trace": traces.share(base)}, sort_keys=True)
 
 
 def run_tasks(context: str, tasks: list[Task]) -> list[Record]:

@@ -135,10 +135,6 @@ class SweepFile(StudyFile):
     """The keys of a sweep file."""
 
     params: Union[Tree, list[Tree]] = Field({}, description="scenario key -> values (a grid), or a list of grids")
-    samples: Optional[Int] = Field(
-        None, gt=0, le=MAX_CONFIGS, description="draw N random configurations per grid, not all"
-    )
-    seed: Int = Field(0, ge=0, le=MAX_SEED, description="random seed of `samples`; runs use the scenario's seed")
     ci: Optional[Percent] = Field(
         None,
         gt=0,

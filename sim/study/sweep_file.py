@@ -65,7 +65,7 @@ def load_base(base: Union[str, Tree], path: Path, settings: Sequence[str] = ()) 
 
 def build_experiment(file: SweepFile, base: Tree, name: str) -> Experiment:
     """List the configurations of a sweep file and validate every scenario."""
-    configs = deduplicate(base, [file.baseline, *unroll(file.params, file.samples, file.seed)])
+    configs = deduplicate(base, [file.baseline, *unroll(file.params)])
     check_rates(base, configs)
     chosen = file.objectives or leading_metrics(base, file.steady_window is not None)
     objectives = [parse_objective(spec) for spec in chosen]

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, TypeVar
 
-from servesim.files.terminal import PLAIN, Screen, align_columns
+from servesim.files.terminal import PLAIN, Screen
 from servesim.runs.metric_table import title_inside, whole_metric
 from servesim.runs.notes import LABEL_MEANINGS
 from servesim.runs.run_warnings import source_notes
 from servesim.statistics.constraints import describe_bounds
 from servesim.statistics.number_format import format_mean, format_percentage
 
-from .columns import printed_cells, wrapped_heads
+from .columns import table_lines
 from .experiment import Experiment
 from .ranking import INCOMPLETE, Row, Summary
 from .table import changed_settings, describe_window, format_count, format_difference, printed_label, sweep_columns
 
+R = TypeVar("R")
 NOT_TESTED = "not tested against the error of the cost model; --intervals does it"
 
 
@@ -121,23 +122,22 @@ def describe_best_mean(summary: Summary) -> str:
 
 def format_table(summary: Summary, top: int = 10, screen: Screen = PLAIN) -> str:
     """Return the best configurations, the baseline and the notes as text."""
-    return "\n".join([*table_lines(summary, top, screen), *table_notes(summary)])
+    return "\n".join([*ranking_lines(summary, top, screen), *table_notes(summary)])
 
 
-def table_lines(summary: Summary, top: int = 10, screen: Screen = PLAIN) -> list[str]:
+def ranking_lines(summary: Summary, top: int, screen: Screen) -> list[str]:
     """Return the best configurations and the baseline, one line each."""
-    columns, rows = sweep_columns(summary), top_rows(summary, top)
+    rows = top_rows(summary.rows, summary.baseline, top)
     meanings = {
         number: meaning(row is summary.winner, row is summary.baseline, not row.eligible)
         for number, row in enumerate(rows, 1)
     }
-    return align_columns(printed_cells(columns, rows), screen, wrapped_heads(columns), meanings)
+    return table_lines(sweep_columns(summary), rows, screen, meanings)
 
 
-def top_rows(summary: Summary, top: int) -> list[Row]:
+def top_rows(rows: Sequence[R], baseline: R, top: int) -> list[R]:
     """Return the best configurations and the baseline."""
-    rows = summary.rows[:top]
-    return rows if summary.baseline in rows else [*rows, summary.baseline]
+    return [*rows[:top], *([] if baseline in rows[:top] else [baseline])]
 
 
 def meaning(is_winner: bool, is_baseline: bool, cannot_win: bool) -> str:

@@ -91,7 +91,7 @@ def test_the_capacity_page_shows_every_tested_rate(tmp_path: Path, browser: Any)
     assert sweeps.sim("capacity", file, *words) == 0
     rates = (out / "rates.csv").read_text().splitlines()[1:]
     text = page_text(out / "report.html")
-    assert f"{len(rates)} tested rates" in text and "Capacity: scenario" in text
+    assert f"{len(rates)} rates, {len(rates)} runs; " in text and "Capacity: scenario" in text
     assert check_page(browser, out / "report.html", 1400, "capacity_1400.png") >= 4
     shown = browser.execute_script("return document.querySelectorAll('#rates tbody tr').length")
     assert shown == len(rates)
@@ -111,7 +111,7 @@ def test_the_comparison_page_shows_each_metric(tmp_path: Path, browser: Any, cap
         title = metric_title(name if name in METRICS else f"{name}_ms")
         assert f"{title} {unit}" in text and result in text
     assert "4 pairs of replications" in text
-    assert check_page(browser, tmp_path / "out" / "report.html", 800, "compare_800.png") == 7
+    assert check_page(browser, tmp_path / "out" / "report.html", 800, "compare_800.png") == 1
 
 
 def test_the_verification_page_shows_errors_and_tolerance(tmp_path: Path, browser: Any, capsys: Any) -> None:
