@@ -20,9 +20,8 @@ def register(commands: Any) -> None:
     options.add_json(listing)
     listing.set_defaults(run=list_policies)
     show = actions.add_parser("show", help="show the fields and defaults of a policy or router, and its validation")
-    show.add_argument(
-        "policy_or_preset", metavar="NAME", help="name of a policy, preset or router, or path/to/file.py:Name"
-    )
+    shown = "name of a policy, preset or router, or path/to/file.py:Name"
+    options.add(show, {"NAME": shown}, dest="policy_or_preset")
     options.add_json(show)
     options.add_trust(show)
     show.set_defaults(run=show_policy)
@@ -32,8 +31,8 @@ def register(commands: Any) -> None:
         "lose no request, and make the same decisions in simulated and live runs. A router must be deterministic, "
         "change its memory only in the methods that say what happened, and choose replicas that are present.",
     )  # fmt: skip
-    check.add_argument("policy", metavar="NAME", help="name of a policy or router, or path/to/file.py:Name")
-    options.add_setting(check, "value of a field (repeatable)", "FIELD=VALUE")
+    options.add(check, {"NAME": "name of a policy or router, or path/to/file.py:Name"}, dest="policy")
+    options.add(check, {"--set FIELD=VALUE": "value of a field (repeatable)"})
     options.add_trust(check)
     check.set_defaults(run=run_check)
     policies_prove.register(actions)

@@ -28,32 +28,21 @@ def register(commands: Any) -> None:
     options.add_device_options(serve)
     serve.set_defaults(model=None)  # the default is given later: backend fake must know whether the user named one
     where = serve.add_argument_group("server")
-    where.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)"
-    )
+    host = "address to listen on (default 127.0.0.1: this machine only)"
+    options.add(where, {"--host HOST": host}, default="127.0.0.1")
     options.add(where, {
         "--api-key KEY": "accept only clients that send `Authorization: Bearer KEY` (default: the environment variable "
         "SERVESIM_API_KEY, else no key)",
-    })  # fmt: skip
-    where.add_argument("--port", type=int, default=8835, help="port to listen on, 0 for a free port (default 8835)")
-    options.add(where, {
+        "--port PORT": "port to listen on, 0 for a free port (default 8835)",
         "--replicas N": "emulated servers, each with an engine of its own, on ports PORT, PORT + 1, ...; needs "
         "--backend fake (default: cluster.replicas of the scenario, else 1)",
-    }, type=int)  # fmt: skip
-    options.add(where, {
-        "--max-open-requests N": "maximum open requests; further ones get status 503",
-    }, type=int, default=4096)  # fmt: skip
-    options.add(where, {
-        "--served-model-name NAME": "name of the model for clients; repeat it for several (default: the model's own "
-        "name)",
-    }, action="append", default=[])  # fmt: skip
-    options.add(where, {
-        "--default-output TOKENS": "length of an answer if the client sets no limit",
-    }, type=int, default=256)  # fmt: skip
-    options.add(where, {
+        "--max-open-requests N": "maximum open requests; further ones get status 503 (default 4096)",
+        "--default-output TOKENS": "length of an answer if the client sets no limit (default 256)",
         "--tokenizer PATH": "tokenizer.model or tokenizer.json, or a folder with one: prompts have its tokens "
         "(default: one word is one token)",
     })  # fmt: skip
+    named = "name of the model for clients; repeat it for several (default: the model's own name)"
+    options.add(where, {"--served-model-name NAME": named}, action="append", default=[])
     options.add_contest_options(serve)
     serve.set_defaults(run=serve_clients)
 
