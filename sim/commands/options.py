@@ -107,7 +107,7 @@ def server_url(text: str) -> str:
 
 
 READERS: Mapping[str, Callable[[str], Any]] = {  # metavar of an option -> what reads its value; others are texts
-    "N": int, "PORT": int, "TOKENS": int, "S": float, "F": float, "M": float, "QPS": float, "RATE": float, "PRICE": float,
+    **dict.fromkeys(("N", "PORT", "TOKENS"), int), **dict.fromkeys(("S", "F", "M", "QPS", "RATE", "PRICE"), float),
     "FRACTION": fraction, "N,N...": percentiles, "URL": server_url, "BOUND": bound,
 }  # fmt: skip
 DEFAULT = re.compile(r"\(default ([^:;)]+)\)")  # in a help text
