@@ -201,14 +201,12 @@ def open_closed_streams() -> None:
 
 def set_ascii_fallback() -> None:
     """Replace characters that the terminal cannot show by ASCII."""
-    codecs.register_error("servesim", lambda fault: (to_ascii(fault), getattr(fault, "end", 0)))
+
+    def replace(fault: Any) -> tuple[str, int]:
+        letters = fault.object[fault.start : fault.end]
+        return "".join(ASCII.get(letter, "?") for letter in letters), fault.end
+
+    codecs.register_error("servesim", replace)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="servesim")
-
-
-def to_ascii(fault: UnicodeError) -> str:
-    """Return the ASCII replacement of the characters that could not be encoded."""
-    if not isinstance(fault, UnicodeEncodeError):
-        raise fault
-    return "".join(ASCII.get(letter, "?") for letter in fault.object[fault.start : fault.end])

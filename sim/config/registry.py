@@ -1,11 +1,10 @@
-"""Find policies: built-in names, user files, entry points and presets."""
+"""Find and build policies: built-in names, user files and presets. Routers are built by the same functions."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Optional, TypeVar, get_origin
@@ -29,7 +28,7 @@ ENGINE = "engine"  # the policy of an installed engine; it needs a worker proces
 
 
 def policy_class(name: Any) -> type[Policy]:
-    """Return a policy by its name in POLICIES, as FILE.py:NAME, or from an entry point."""
+    """Return a policy by its name in POLICIES, or as FILE.py:NAME."""
     if not isinstance(name, str):
         raise BadInput(f"policy.name: expected the name of a policy, got {quote(name)}")
     if name in POLICIES:
@@ -39,9 +38,6 @@ def policy_class(name: Any) -> type[Policy]:
         return kind
     if names_file(name):
         return class_from_file(name, Policy, "policy", "decide")
-    for point in entry_points("servesim.policies"):
-        if point.name == name:
-            return from_entry_point(point)
     known = ", ".join([*POLICIES, ENGINE])
     hint = f"; {name} is a preset: --preset {name}" if name in presets() else did_you_mean(name, POLICIES)
     raise BadInput(f"policy.name: no policy {quote(name)}; known: {known}, or path/to/file.py:Name{hint}")
@@ -64,24 +60,6 @@ def class_from_file(name: str, base: type[T], key: str, *methods: str) -> type[T
         raise BadInput(f"{key} {show_path(name)}: {class_line(kind)}: {attribute} has no method {methods[0]}")
     found_class: type[T] = kind
     return found_class
-
-
-def entry_points(group: str) -> Iterable[Any]:
-    """Return the entry points of installed packages, also with Python 3.9."""
-    points: Any = importlib.metadata.entry_points()
-    return points.select(group=group) if hasattr(points, "select") else points.get(group, ())  # type: ignore[no-any-return]
-
-
-def from_entry_point(point: Any) -> type[Policy]:
-    """Load a policy class that an installed package names."""
-    try:
-        policy = point.load()
-    except Exception as error:
-        raise BadInput(f"policy {point.name}: {point.value} does not load: {error_text(error)}") from None
-    if not is_class(policy, Policy):
-        raise BadInput(f"policy {point.name}: {point.value}: expected a Policy class, got {quote(policy)}")
-    found: type[Policy] = policy
-    return found
 
 
 def make_policy(policy: Mapping[str, Any]) -> Policy:
