@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from typing import Any, NoReturn, Optional
 
 from servesim.core import BadInput, PolicyError, Stuck
-from servesim.core.errors import EXTRAS, MAX_MESSAGE, WorkerLost, cut_middle, missing_package
+from servesim.core.errors import EXTRAS, MAX_MESSAGE, DeviceFailed, WorkerLost, cut_middle, missing_package
 from servesim.files.terminal import fill, paint, screen_of, two_columns
 
 from .version import describe
@@ -124,8 +124,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     except BrokenPipeError:  # `sim ... | head` is not an error
         discard_output()
         return 0
-    except KeyboardInterrupt:
-        print("sim: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:  # `resumable` of the command has added what continues it
+        print("; ".join(["sim: interrupted", *interrupt.args]), file=sys.stderr)
         return 130
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FULL:
@@ -161,7 +161,7 @@ def format_error(error: Exception) -> tuple[int, str]:
 
     if isinstance(error, BadInput):
         return 2, str(error)
-    if isinstance(error, (Stuck, PolicyError, WorkerLost)):
+    if isinstance(error, (Stuck, PolicyError, DeviceFailed, WorkerLost)):
         return 1, str(error)
     if isinstance(error, OSError) and error.errno in FULL:  # files have their own message
         return 2, f"standard output: cannot be written: {error.strerror}"

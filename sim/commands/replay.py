@@ -91,19 +91,7 @@ def replay_scenarios(args: argparse.Namespace) -> int:
     from servesim.files.lock import only_writer
 
     with only_writer(Path(args.output)) if args.output else nullcontext():
-        return replay_and_report(args, scenarios)
-
-
-def replay_and_report(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]]) -> int:
-    """Replay on a backend or against a server; return the exit code."""
-    from servesim.calibrate.device.backend import OutOfMemory
-    from servesim.calibrate.device.worker_client import WorkerFailed
-
-    try:
         return report(args, against_url(args, scenarios) if args.url else on_backend(args, scenarios))
-    except (WorkerFailed, OutOfMemory) as failed:
-        print(f"sim: {failed}", file=sys.stderr)
-        return 1
 
 
 def check_token_options(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]]) -> None:

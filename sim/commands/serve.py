@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -50,8 +49,6 @@ def register(commands: Any) -> None:
 def serve_clients(args: argparse.Namespace) -> int:
     """Serve until interrupted; return 1 if KV blocks were leaked."""
     from servesim.calibrate.client.protocols import api_key
-    from servesim.calibrate.device.backend import OutOfMemory
-    from servesim.calibrate.device.worker_client import WorkerFailed
     from servesim.calibrate.live.setup import DeviceSession
     from servesim.calibrate.server.http import is_local
     from servesim.calibrate.server.service import ServerOptions, Service, serve
@@ -66,21 +63,17 @@ def serve_clients(args: argparse.Namespace) -> int:
     replicas = replicas_of(args)
     if not 0 <= args.port <= 65536 - len(replicas):
         raise BadInput(f"--port: expected 0 to {65536 - len(replicas)}, got {args.port}")
-    try:
-        with ExitStack() as stack:
-            ports = [args.port + number if args.port else 0 for number in range(len(replicas))]
-            sockets = [stack.enter_context(bound(args.host, port)) for port in ports]
-            if key is None and not is_local(args.host):
-                print_warning(f"all machines that reach {args.host or 'this one'} can send requests; set --api-key")
-            services = []
-            for (scenario, chosen), each in zip(replicas, sockets):
-                session = DeviceSession(args.backend, args.model or "tiny", args.worker_python, args.weights, chosen)
-                stack.enter_context(session).load([scenario])
-                services.append(Service(session, scenario, each, server))
-            states = serve(services)
-    except (WorkerFailed, OutOfMemory) as failed:
-        print(f"sim: {failed}", file=sys.stderr)
-        return 1
+    with ExitStack() as stack:
+        ports = [args.port + number if args.port else 0 for number in range(len(replicas))]
+        sockets = [stack.enter_context(bound(args.host, port)) for port in ports]
+        if key is None and not is_local(args.host):
+            print_warning(f"all machines that reach {args.host or 'this one'} can send requests; set --api-key")
+        services = []
+        for (scenario, chosen), each in zip(replicas, sockets):
+            session = DeviceSession(args.backend, args.model or "tiny", args.worker_python, args.weights, chosen)
+            stack.enter_context(session).load([scenario])
+            services.append(Service(session, scenario, each, server))
+        states = serve(services)
     leaked = sum(state["total_blocks"] - state["free_blocks"] for state in states)
     calls = sum(state["calls"] for state in states)
     print(f"stopped after {calls} model calls" + (f"; {leaked} blocks leaked" if leaked else ""))

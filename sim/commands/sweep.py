@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servesim.core import BadInput
-from servesim.core.errors import WorkerLost
 
 from . import options
-from .notes import note_uncertainty, print_json, print_messages, print_path, print_warning
+from .notes import note_uncertainty, print_json, print_messages, print_path, print_warning, resumable
 
 if TYPE_CHECKING:
     from servesim.study.executor import Executor
@@ -153,21 +152,10 @@ def run_and_finish(
     check_emit(args, scenarios)
     if experiment.intervals:
         note_uncertainty(args, experiment.profile)
-    try:
+    with resumable(folder):
         with open_executor(args.executor, args.jobs) as executor, Progress(noun, args.quiet, unit=unit) as progress:
             result = run(executor, args.resume, progress)
         return finish(result, folder, args)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        print(f"sim: {error}", file=sys.stderr)
-        return 1
-    except WorkerLost as lost:
-        print(f"sim: {lost}; --resume -o {folder} continues", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"sim: interrupted; --resume -o {folder} continues", file=sys.stderr)
-        return 130
 
 
 def finish(result: Result, folder: Path, args: argparse.Namespace) -> int:

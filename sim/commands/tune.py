@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servesim.core import BadInput
-from servesim.core.errors import WorkerLost
 
 from . import options
-from .notes import print_warning
+from .notes import print_warning, resumable
 
 if TYPE_CHECKING:
     from servesim.calibrate.tune.results import TuneResult
@@ -52,9 +51,7 @@ def register(commands: Any) -> None:
 
 
 def run_tune(args: argparse.Namespace) -> int:
-    """Tune, write the files and print the rounds; return 1 if the device failed, 130 if interrupted."""
-    from servesim.calibrate.device.backend import OutOfMemory
-    from servesim.calibrate.device.worker_client import WorkerFailed
+    """Tune, write the files and print the rounds."""
     from servesim.calibrate.tune.loop import Tuner
     from servesim.calibrate.tune.setup import tuned_experiment
     from servesim.study.executor import open_executor
@@ -73,20 +70,11 @@ def run_tune(args: argparse.Namespace) -> int:
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    try:
-        with ExitStack() as stack:
-            executor = stack.enter_context(open_executor(args.executor, args.jobs))
-            target = target_of(args, experiment, stack)
-            tuner = Tuner(experiment, target, folder, executor, settings, None if args.quiet else say)
-            result = tuner.run(terms_of(args), args.resume)
-    except BrokenPipeError:
-        raise
-    except (WorkerFailed, OutOfMemory, WorkerLost, OSError) as failed:
-        print(f"sim: {failed}; measurements are kept: --resume -o {folder} continues", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"sim: interrupted; --resume -o {folder} continues", file=sys.stderr)
-        return 130
+    with resumable(folder), ExitStack() as stack:
+        executor = stack.enter_context(open_executor(args.executor, args.jobs))
+        target = target_of(args, experiment, stack)
+        tuner = Tuner(experiment, target, folder, executor, settings, None if args.quiet else say)
+        result = tuner.run(terms_of(args), args.resume)
     return finish(result, settings, folder)
 
 

@@ -15,9 +15,8 @@ from typing import Annotated, Any, Optional
 from pydantic import Field, StringConstraints
 from servesim.config.export import TARGETS, export_scenario
 from servesim.config.families import tunings
-from servesim.config.first_scenario import CONTEST, CONTEST_WORKLOAD, GPU, GPU_WORKLOAD, flow
+from servesim.config.first_scenario import CONTEST, CONTEST_WORKLOAD, GPU, GPU_WORKLOAD, defaults_on, flow
 from servesim.config.layers import Layer, Tree, assemble, file_layer, nesting_order, setting_layers, value_at
-from servesim.config.memory import about_profile
 from servesim.config.registry import presets
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.config.user_code import CodeAccess, code_access, use_access
@@ -234,7 +233,8 @@ class Origin:
             kept |= parse(CONTEST_WORKLOAD if contest else GPU_WORKLOAD, "workload")
         new = {key: value for key, value in usual.items() if key != "engine"} | kept
         new |= memory_keys(base, tree, new["profile"])
-        new |= device_defaults(name, new["profile"])
+        with suppress(BadInput):  # of the profile: reported at its control
+            new |= defaults_on(name, new["profile"])
         return Choice(start=name, settings={key: flow(value) for key, value in new.items()})
 
     def choose(self, state: PageState, key: str, value: str) -> PageState:
@@ -288,7 +288,7 @@ class Origin:
     def _device_settings(self, choice: Choice) -> dict[str, str]:
         """Return what the server of a preset chooses by the device of a scenario."""
         with suppress(BadInput):  # reported at its control
-            keys = device_defaults(choice.start, self.base(choice, choice.settings).get("profile"))
+            keys = defaults_on(choice.start, self.base(choice, choice.settings).get("profile"))
             return {key: flow(value) for key, value in keys.items()}
         return {}
 
@@ -332,14 +332,6 @@ def memory_keys(base: Tree, tree: Tree, profile: Any) -> dict[str, Any]:
     engine = (tree if tree.get("engine") or tree.get("policy") else usual).get("engine") or {}
     fixed = "num_blocks" in (base.get("engine") or {})
     return {f"engine.{key}": engine[key] for key in MEMORY if key in engine and not fixed}
-
-
-def device_defaults(preset: str, profile: Any) -> dict[str, Any]:
-    """Return the settings that the server of a preset chooses by the device of a profile."""
-    found = [tuning for tuning in tunings().values() if tuning.preset == preset]
-    with suppress(BadInput):  # of the profile: reported at its control
-        return dict(found[0].defaults(about_profile(profile), ())) if found else {}
-    return {}
 
 
 def block_defaults(tree: Tree) -> dict[str, str]:
