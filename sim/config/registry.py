@@ -76,13 +76,13 @@ def make_policy(policy: Mapping[str, Any]) -> Policy:
     fields = convert_fields(kind, settings, "policy", name)
     if not is_user_class(kind):
         return build(kind, fields, "policy", name)
-    policy = build(kind, fields, "policy", name, check_rules)
+    made = build(kind, fields, "policy", name, check_rules)
     for field in known.values():  # a default may have another type, and an own `__init__` may set none
-        value = getattr(policy, field.name, field.default)
+        value = getattr(made, field.name, field.default)
         if set(field.types) <= SIMPLE_TYPES:
             value = convert(f"policy {show_path(name)}: {class_line(kind)}: {field.name}", value, field.types)
-        object.__setattr__(policy, field.name, value)
-    return policy
+        object.__setattr__(made, field.name, value)
+    return made
 
 
 def check_rules(policy: Policy) -> None:
