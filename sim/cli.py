@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from typing import Any, NoReturn, Optional
 
 from servesim.core import BadInput, PolicyError, Stuck
-from servesim.core.errors import EXTRAS, MAX_MESSAGE, WorkerLost, cut_middle, missing_package
+from servesim.core.errors import EXTRAS, MAX_MESSAGE, DeviceFailed, WorkerLost, cut_middle, missing_package
 from servesim.files.terminal import fill, paint, screen_of, two_columns
 
 from .version import describe
@@ -124,8 +124,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     except BrokenPipeError:  # `sim ... | head` is not an error
         discard_output()
         return 0
-    except KeyboardInterrupt:
-        print("sim: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:  # `resumable` of the command has added what continues it
+        print("; ".join(["sim: interrupted", *interrupt.args]), file=sys.stderr)
         return 130
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FULL:
@@ -161,7 +161,7 @@ def format_error(error: Exception) -> tuple[int, str]:
 
     if isinstance(error, BadInput):
         return 2, str(error)
-    if isinstance(error, (Stuck, PolicyError, WorkerLost)):
+    if isinstance(error, (Stuck, PolicyError, DeviceFailed, WorkerLost)):
         return 1, str(error)
     if isinstance(error, OSError) and error.errno in FULL:  # files have their own message
         return 2, f"standard output: cannot be written: {error.strerror}"
@@ -201,14 +201,12 @@ def open_closed_streams() -> None:
 
 def set_ascii_fallback() -> None:
     """Replace characters that the terminal cannot show by ASCII."""
-    codecs.register_error("servesim", lambda fault: (to_ascii(fault), getattr(fault, "end", 0)))
+
+    def replace(fault: Any) -> tuple[str, int]:
+        letters = fault.object[fault.start : fault.end]
+        return "".join(ASCII.get(letter, "?") for letter in letters), fault.end
+
+    codecs.register_error("servesim", replace)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="servesim")
-
-
-def to_ascii(fault: UnicodeError) -> str:
-    """Return the ASCII replacement of the characters that could not be encoded."""
-    if not isinstance(fault, UnicodeEncodeError):
-        raise fault
-    return "".join(ASCII.get(letter, "?") for letter in fault.object[fault.start : fault.end])

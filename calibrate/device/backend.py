@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
 from servesim.core import BadInput, Shape
+from servesim.core.errors import DeviceFailed
 from servesim.costs.model_arithmetic import MODELS, Model
 
 __all__ = ["MODELS", "Backend", "Model", "OutOfMemory", "Row", "model_named", "shape_of_rows"]
@@ -45,7 +46,7 @@ def shape_of_rows(prompts: Sequence[Row], decodes: Sequence[Row], swapped: int =
     )
 
 
-class OutOfMemory(RuntimeError):
+class OutOfMemory(DeviceFailed):
     """A step did not fit into device memory. The backend stays usable."""
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Callable, Optional, Union
 
 from servesim.core import BadInput, PolicyError
+from servesim.core.errors import DeviceFailed
 from servesim.files.scratch import ScratchFolder
 
 from .backend import Model, OutOfMemory
@@ -30,7 +31,7 @@ CLOSE_TIMEOUT_S = 5.0
 STDERR_BYTES = 4000  # read from the end of stderr when a worker died
 
 
-class WorkerFailed(RuntimeError):
+class WorkerFailed(DeviceFailed):
     """The worker, or a call to it, failed; `traceback` comes from the worker."""
 
     def __init__(self, message: str, traceback: str = "") -> None:

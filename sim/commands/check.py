@@ -25,19 +25,17 @@ def register(commands: Any) -> None:
     options.add_scenario_options(check)
     options.add_names(check)
     how = check.add_argument_group("check")
-    how.add_argument(
-        "--subject-to", action="append", type=partial(options.bound, baseline=True), metavar="BOUND", required=True,
-        help="constraint such as 'p99_ttft_ms <= 2000'; with --baseline also 'p99_ttft_ms <= 1.05 * baseline' "
-        "(repeatable)",
-    )  # fmt: skip
-    baseline = "scenario to compare with, on the same random numbers; the options above apply to it too"
-    options.add(how, {"--baseline FILE": baseline})
-    options.add(how, {"--replications N": "replications"}, type=int, default=10)
     options.add(how, {
-        "--intervals N": f"random cost models that agree with the calibration (default {DEFAULT_DRAWS}); 0: none",
-    }, type=lambda text: 0 if text == "0" else options.draws(text), default=DEFAULT_DRAWS)  # fmt: skip
-    options.add_confidence(how)
-    options.add(how, {"--allow-undecided": "exit with 0 if no constraint is broken"})
+        "--subject-to BOUND": "constraint such as 'p99_ttft_ms <= 2000'; with --baseline also 'p99_ttft_ms <= 1.05 * "
+        "baseline' (repeatable)",
+    }, type=partial(options.bound, baseline=True), required=True)  # fmt: skip
+    options.add(how, {
+        "--baseline FILE": "scenario to compare with, on the same random numbers; the options above apply to it too",
+        "--replications N": "replications (default 10)",
+    })  # fmt: skip
+    models = f"random cost models that agree with the calibration (default {DEFAULT_DRAWS}); 0: none"
+    options.add(how, {"--intervals N": models}, type=lambda text: 0 if text == "0" else options.draws(text))
+    options.add(how, {**options.CONFIDENCE, "--allow-undecided": "exit with 0 if no constraint is broken"})
     out = check.add_argument_group("output")
     options.add(out, {
         "--junit FILE": "write JUnit XML: one test case per constraint",

@@ -32,12 +32,13 @@ def register(commands: Any) -> None:
         "B": "file or folder to compare with A, given in the same way",
     })  # fmt: skip
     default = "those that fit the load first, see docs/metrics.md; then throughput, mean TTFT, TPOT and E2EL"
-    metric = f"metric to compare (repeatable; default: {default})"
-    options.add(compare, {"--metric NAME": metric}, action="append")
-    options.add_further_percentiles(compare)
-    options.add(compare, {"--replications N": "replications of each scenario"}, type=int, default=10)
-    options.add_confidence(compare)
-    options.add_setting(compare, "override a scenario key of A and B (repeatable)")
+    options.add(compare, {"--metric NAME": f"metric to compare (repeatable; default: {default})"})
+    options.add(compare, options.FURTHER_PERCENTILES, default=())
+    options.add(compare, {
+        "--replications N": "replications of each scenario (default 10)",
+        **options.CONFIDENCE,
+        "--set KEY=VALUE": "override a scenario key of A and B (repeatable)",
+    })  # fmt: skip
     options.add_intervals(compare, "each scenario")
     options.add(compare, {"-o, --output DIR": "folder for report.html"})
     options.add_json(compare)
@@ -53,7 +54,7 @@ def run_compare(args: argparse.Namespace) -> int:
     from servesim.study.compared_runs import load_runs
     from servesim.study.executor import open_executor
 
-    named = [parse_objective(name, "--metric") for name in args.metric or ()]
+    named = [parse_objective(name, "--metric") for name in args.metric]
     draws, percentiles = args.intervals or 0, args.metric_percentiles
     check_fraction(args.confidence, "--confidence")
     check_replications(args.replications, "--replications")

@@ -6,9 +6,8 @@ import argparse
 from importlib import import_module
 from typing import Any
 
-from .options import leaf_commands
+from . import options
 
-SHELLS = ("bash", "zsh", "fish")
 FILES = ("FILE", "FILE.png", "RUNS.yaml", "A", "B", "PATH", "SWEEP", "LIVE", "SIM")  # metavars that are paths
 FOLDERS = ("DIR", "FOLDER")
 
@@ -20,7 +19,7 @@ def register(commands: Any) -> None:
         'in bash with: eval "$(sim completion bash)", in zsh with: eval "$(sim completion zsh)", in fish with: '
         "sim completion fish | source.",
     )  # fmt: skip
-    completion.add_argument("shell", choices=SHELLS, help="bash, zsh or fish")
+    options.add(completion, {"{bash,zsh,fish}": "bash, zsh or fish"}, dest="shell")
     completion.set_defaults(run=print_completion)
 
 
@@ -28,7 +27,7 @@ def print_completion(args: argparse.Namespace) -> int:
     """Print the script."""
     import shtab
 
-    for command in leaf_commands(args.parser):
+    for command in options.leaf_commands(args.parser):
         for action in command._actions:
             annotate(action)
     print(shtab.complete(args.parser, args.shell))

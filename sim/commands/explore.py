@@ -18,18 +18,17 @@ def register(commands: Any) -> None:
         description="Show a scenario on a local page. The settings are controls, and the results follow while a slider "
         "moves. Only this machine reaches the page, with the address that the command prints.",
     )  # fmt: skip
-    explore.add_argument(
-        "scenario", nargs="?", metavar="FILE",
-        help="scenario YAML file, or an llm-serving configuration (default: a vLLM server on an H200)",
-    )  # fmt: skip
-    options.add(explore, {"--preset NAME": "preset to start from, with the requests of FILE"})
-    options.add_setting(explore, "first value of a control, e.g. policy.max_num_seqs=64 (repeatable)")
+    source = "scenario YAML file, or an llm-serving configuration (default: a vLLM server on an H200)"
+    options.add(explore, {"[FILE]": source}, dest="scenario")
+    options.add(explore, {
+        "--preset NAME": "preset to start from, with the requests of FILE",
+        "--set KEY=VALUE": "first value of a control, e.g. policy.max_num_seqs=64 (repeatable)",
+    })  # fmt: skip
     options.add_trust(explore)
     options.add_names(explore)
     server = explore.add_argument_group("server")
-    options.add(server, {"--port N": "port of 127.0.0.1 (default: a free one)"}, type=int, default=0)
-    options.add(server, {"--no-browser": "print the address, open no browser"})
-    options.add(server, {"-j, --jobs N": "worker processes (default: one per core)"}, type=int)
+    options.add(server, {"--port N": "port of 127.0.0.1 (default: a free one)"}, default=0)
+    options.add(server, {"--no-browser": "print the address, open no browser", **options.JOBS})
     explore.set_defaults(run=explore_scenario)
 
 

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from . import options
 from .notes import print_messages
-from .options import SERVERS
 
 
 def register(commands: Any) -> None:
@@ -16,13 +16,10 @@ def register(commands: Any) -> None:
         description="Print the command or the configuration with which a real server runs the policy of a scenario. "
         "Comments list what it cannot express.",
     )  # fmt: skip
-    export.add_argument("scenario", metavar="FILE", help="scenario file, or the folder of a run or of a sweep")
-    export.add_argument("--to", required=True, choices=SERVERS, help="the server")
-    export.add_argument("--model", default="MODEL", metavar="NAME", help="model that the server loads (default: MODEL)")
-    export.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a scenario key (repeatable)"
-    )
-    export.add_argument("-o", "--output", metavar="FILE", help="file to write (default: standard output)")
+    options.add(export, {"FILE": "scenario file, or the folder of a run or of a sweep"}, dest="scenario")
+    options.add(export, {f"--to {{{','.join(options.SERVERS)}}}": "the server"}, required=True)
+    options.add(export, {"--model NAME": "model that the server loads (default: MODEL)"}, default="MODEL")
+    options.add(export, {**options.SETTING, "-o, --output FILE": "file to write (default: standard output)"})
     export.set_defaults(run=run_export)
 
 

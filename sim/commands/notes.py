@@ -1,10 +1,15 @@
-"""What several commands print: JSON, and besides their results notes, warnings and paths."""
+"""What several commands print: JSON, and besides their results notes, warnings, paths, and how to continue."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from servesim.core.errors import DeviceFailed, WorkerLost
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,3 +66,18 @@ def note_uncertainty(args: argparse.Namespace, profile: Any) -> None:
     loaded = load_profile(profile)
     if not loaded.uncertainty.draws:
         print_note(args, note("no uncertainty", profile=loaded.name).text)
+
+
+@contextmanager
+def resumable(folder: Path) -> Iterator[None]:
+    """Add to the message how a command continues after the device, its workers, the disk or the user have ended it."""
+    hint = f"--resume -o {folder} continues"
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except (DeviceFailed, WorkerLost, OSError) as failed:
+        text = str(failed)  # that of a full disk has its own hint
+        raise WorkerLost(text if "--resume" in text else f"{text}; {hint}") from None
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(hint) from None

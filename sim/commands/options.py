@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union, get_type_hints
 
 from servesim.core import BadInput
@@ -27,6 +28,117 @@ NAMED = {  # keys of a profile by name
     "precision": ("NAME", "precision of the weights: bf16, fp16, fp8, int8 or mxfp4"),
 }
 SERVERS = tuple(dict.fromkeys(server for server in FAMILIES.values() if server is not None))  # of `sim export`
+# Options for `add`, as the help shows them.
+GOODPUT = {"--goodput KEY:MS...": "SLO bounds in milliseconds, e.g. ttft:500 tpot:50 e2el:10000"}
+SETTING = {"--set KEY=VALUE": "override a scenario key (repeatable)"}
+JOBS = {"-j, --jobs N": "worker processes (default: one per core)"}
+CONFIDENCE = {"--confidence FRACTION": "confidence level (default 95%%)"}
+PERCENTILES = {  # as `vllm bench serve` has them
+    "--metric-percentiles N,N...": "percentiles of the latencies to print and to store, e.g. 50,95,99.9 (default 90,99)"
+}
+FURTHER_PERCENTILES = {
+    "--metric-percentiles N,N...": "also compare these percentiles of the latencies, e.g. 50,95,99.9",
+}
+
+
+def fraction(text: str) -> float:
+    """Read 5% or 0.05. Values above 1 must be in percent: a plain 5 is ambiguous."""
+    text = text.strip()
+    percent = text.endswith("%")
+    try:
+        value = float(text[:-1]) / 100 if percent else float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf") or (value > 1 and not percent):
+        raise argparse.ArgumentTypeError(
+            f"expected a fraction from 0 to 1 or a percentage, e.g. 0.05 or 5%, got {text!r}"
+        )
+    return value
+
+
+def percentiles(text: str) -> tuple[float, ...]:
+    """Read percentiles separated by commas."""
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if not values or len(values) > MAX_PERCENTILES or not all(0 <= value <= 100 for value in values):
+        raise argparse.ArgumentTypeError(
+            f"expected at most {MAX_PERCENTILES} numbers from 0 to 100, e.g. 50,95,99.9, got {text!r}"
+        )
+    return values
+
+
+def draws(text: str) -> int:
+    """Read a number of draws."""
+    if not (text.isdecimal() and len(text) < 6 and 2 <= int(text) <= MAX_DRAWS):
+        raise argparse.ArgumentTypeError(
+            f"expected a number of draws from 2 to {MAX_DRAWS}, got {text!r}; a file name must come before it"
+        )
+    return int(text)
+
+
+def rates(text: str) -> Any:
+    """Read rates separated by commas, or `auto`."""
+    try:
+        return text if text == "auto" else [float(rate) for rate in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"expected rates separated by commas, e.g. 5,10,20, or auto, got {text!r}"
+        ) from None
+
+
+def bound(text: str, baseline: bool = False) -> str:
+    """Check a constraint, so that the error names the option and not the sweep file."""
+    from servesim.statistics.constraints import parse_bound
+
+    try:
+        parse_bound(text, "bound", baseline)
+    except BadInput as bad:
+        raise argparse.ArgumentTypeError(str(bad)) from None
+    return text
+
+
+def server_url(text: str) -> str:
+    """Read the address of a server. OpenAI clients write it with /v1, which is a part of its paths."""
+    if not text.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(f"expected http://HOST:PORT, got {text!r}")
+    return text.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+READERS: Mapping[str, Callable[[str], Any]] = {  # metavar of an option -> what reads its value; others are texts
+    **dict.fromkeys(("N", "PORT", "TOKENS"), int), **dict.fromkeys(("S", "F", "M", "QPS", "RATE", "PRICE"), float),
+    "FRACTION": fraction, "N,N...": percentiles, "URL": server_url, "BOUND": bound,
+}  # fmt: skip
+DEFAULT = re.compile(r"\(default ([^:;)]+)\)")  # in a help text
+
+
+def add(group: Any, table: Mapping[str, str], **how: Any) -> None:
+    """Add arguments from a table as the help shows it: `-o, --output DIR` -> what it means.
+
+    A metavar alone is an argument without an option. No metavar is a switch, `{a,b}` are choices, `[N]` is optional,
+    `N...` is several values. The metavar selects the type. The text has the default, as (default 3), or that of an
+    optional value; (repeatable) makes a list. `how` is what argparse needs besides, for all of them.
+    """
+    for names, text in table.items():
+        *short, last = names.split(", ") if names.startswith("-") else [names]
+        name, _, metavar = last.partition(" ") if last.startswith("-") else ("", "", last)
+        is_optional, plain = metavar.startswith("["), metavar.strip("[]")
+        kind = how.get("type") or READERS.get(plain, str)
+        several = plain.endswith("...") and plain not in READERS
+        keys: dict[str, Any] = {"metavar": plain.removesuffix("...") if several else plain, "type": kind}
+        if not metavar:
+            keys = {"action": "store_true"}
+        elif plain.startswith("{"):
+            keys = {"choices": plain.strip("{}").split(",")}
+        if several or is_optional:
+            keys["nargs"] = "?" if not several else "*" if is_optional else "+"
+        if "(repeatable" in text:
+            keys |= {"action": "append", "default": []}
+        elif metavar and (found := DEFAULT.search(text)):
+            keys["const" if is_optional and name else "default"] = kind(found[1].replace("%%", "%"))
+        flags = [*short, name] if name else [] if "dest" in how else [metavar.lower()]
+        group.add_argument(*flags, help=text, **{**keys, **how})
 
 
 def leaf_commands(parser: Any) -> Iterator[Any]:
@@ -39,42 +151,23 @@ def leaf_commands(parser: Any) -> Iterator[Any]:
         yield from leaf_commands(inner)
 
 
-def add(group: Any, table: Mapping[str, str], **how: Any) -> None:
-    """Add arguments from a table as the help shows it: `-o, --output DIR` -> what it means.
-
-    An option without a metavar is a switch; a metavar alone is an argument without an option. `how` is what argparse
-    needs for all of them. A default is added to the text, unless the text has one.
-    """
-    for names, text in table.items():
-        *short, last = names.split(", ")
-        name, _, metavar = last.partition(" ")
-        if not name.startswith("-"):
-            flags, keys = [name.lower()], {"metavar": name}
-        else:
-            flags, keys = [*short, name], {"metavar": metavar} if metavar else {"action": "store_true"}
-        if how.get("default") and "(default" not in text:
-            text += f" (default {how['default']})"
-        group.add_argument(*flags, help=text, **{**keys, **how})
-
-
 def add_scenario_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that `scenario_layers` reads, without those of `add_contest_options`."""
     group = parser.add_argument_group("scenario")
-    file = "scenario YAML file, or a configuration of llm-serving or MindIE"
-    group.add_argument("scenario", nargs="?", metavar="FILE", help=file)
+    add(group, {"[FILE]": "scenario YAML file, or a configuration of llm-serving or MindIE"}, dest="scenario")
     add(group, {
         "--preset NAME": "preset to start from; `sim policies list` lists them (default: none)",
         "--policy NAME": "policy name, or path/to/file.py:Name (default: the scenario's, else llm-serving; `sim run` "
         "and `check` of a trace alone: vLLM)",
         "--trace FILE": "trace file with the requests, instead of a workload; - reads standard input",
         "--format NAME": FORMAT_HELP,
+        "--column FIELD=NAME": "column of the trace that holds a field, e.g. prompt=tokens_in (repeatable)",
+        "--profile NAME": "step costs: bundled profile or profile folder (default: the scenario's, else "
+        "ascend910b4-llama2-7b)",
+        "--seed N": "random seed of the run (default: the scenario's, else 0)",
+        "--set KEY=VALUE": "override a scenario key, e.g. policy.max_num_seqs=64 (repeatable)",
+        **GOODPUT,
     })  # fmt: skip
-    add_columns(group, "column of the trace that holds a field, e.g. prompt=tokens_in (repeatable)")
-    profile = "step costs: bundled profile or profile folder (default: the scenario's, else ascend910b4-llama2-7b)"
-    add(group, {"--profile NAME": profile})
-    add(group, {"--seed N": "random seed of the run (default: the scenario's, else 0)"}, type=int)
-    add_setting(group, "override a scenario key, e.g. policy.max_num_seqs=64 (repeatable)")
-    add_goodput(group)
     add_trust(group)
 
 
@@ -84,7 +177,7 @@ def add_names(parser: Any, without: Sequence[str] = ()) -> None:
     for key, (metavar, text) in NAMED.items():
         if key not in without:
             option = {f"--{key.replace('_', '-')} {metavar}": f"{text} (default: that of the profile)"}
-            add(group, option, dest=f"named_{key}", type=int if metavar == "N" else str)
+            add(group, option, dest=f"named_{key}")
 
 
 def names_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -105,23 +198,8 @@ def add_contest_options(parser: argparse.ArgumentParser, seconds: str = "(defaul
     add(group, {
         "-X QPS": "use the contest's workload, with QPS requests per second",
         "-T S": f"with -X: seconds of the workload {seconds}",
-    }, type=float)  # fmt: skip
+    })  # fmt: skip
     return group
-
-
-def add_setting(group: Any, text: str = "override a scenario key (repeatable)", metavar: str = "KEY=VALUE") -> None:
-    """Add --set."""
-    add(group, {f"--set {metavar}": text}, action="append", default=[])
-
-
-def add_columns(group: Any, text: str) -> None:
-    """Add --column, which `columns` reads."""
-    add(group, {"--column FIELD=NAME": text}, action="append", default=[])
-
-
-def add_goodput(group: Any) -> None:
-    """Add --goodput, which `slo_bounds` reads."""
-    add(group, {"--goodput KEY:MS": "SLO bounds in milliseconds, e.g. ttft:500 tpot:50 e2el:10000"}, nargs="+")
 
 
 def add_trust(parser: Any) -> None:
@@ -213,65 +291,44 @@ def add_server_options(parser: Any, required: bool = False, timeout: float = 360
     url = "address of a running server, http://HOST:PORT; its key, if it needs one, is in the environment variable"
     more = "; repeat it to send through the router of the scenario to several servers" if several else ""
     how: dict[str, Any] = {"action": "append", "default": []} if several else {"required": required}
-    add(server, {"--url URL": f"{url} SERVESIM_API_KEY{more}"}, type=server_url, **how)
-    apis = ("llm-serving", "openai", *(("openai-text",) if several else ()))
-    server.add_argument(
-        "--api", choices=apis, required=required, default=None if required else "openai",
-        help="HTTP API of the server" + ("" if required else " (default openai)")
-        + ("; openai-text sends prompts as text, for routers that read it" if several else ""),
-    )  # fmt: skip
-    add(server, {"--served-model NAME": "model name on the server (default: the first one it lists)"})
-    late = f"seconds until a request counts as failed (default {timeout:g})"
-    add(server, {"--timeout S": late}, type=float, default=timeout)
+    add(server, {"--url URL": f"{url} SERVESIM_API_KEY{more}"}, **how)
+    api = "HTTP API of the server" if required else "HTTP API of the server (default openai)"
+    if several:
+        api += "; openai-text sends prompts as text, for routers that read it"
+    add(server, {f"--api {{llm-serving,openai{',openai-text' if several else ''}}}": api}, required=required)
+    add(server, {
+        "--served-model NAME": "model name on the server (default: the first one it lists)",
+        "--timeout S": f"seconds until a request counts as failed (default {timeout:g})",
+    })  # fmt: skip
     return server
-
-
-def server_url(text: str) -> str:
-    """Read the address of a server. OpenAI clients write it with /v1, which is a part of its paths."""
-    if not text.startswith(("http://", "https://")):
-        raise argparse.ArgumentTypeError(f"expected http://HOST:PORT, got {text!r}")
-    return text.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def add_device_options(parser: argparse.ArgumentParser, model: Optional[str] = "tiny", required: bool = True) -> Any:
     """Add the device options and return their group; `model` is the default model."""
     group = parser.add_argument_group("device")
-    group.add_argument(
-        "--backend", choices=("kbk", "torch", "fake"), required=required,
-        help="backend that runs the model calls; fake sleeps instead",
-    )  # fmt: skip
+    backend = "backend that runs the model calls; fake sleeps instead"
+    add(group, {"--backend {kbk,torch,fake}": backend}, required=required)
     default = model or "the profile's model"
-    known = f"model: llama2-7b, tiny or micro (default: {default})"
-    add(group, {"--model NAME": known}, default=model)
+    add(group, {"--model NAME": f"model: llama2-7b, tiny or micro (default: {default})"}, default=model)
     add(group, {
         "--weights PATH": "weights to load (default: random weights)",
         "--worker-python PATH": "Python interpreter of the worker, with the framework installed (default: this one)",
+        "--option KEY=VALUE": "backend option (repeatable)",
     })  # fmt: skip
-    add(group, {"--option KEY=VALUE": "backend option (repeatable)"}, action="append", default=[])
     return group
 
 
 def add_executor_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that select where runs are computed."""
     where = parser.add_argument_group("execution")
-    add(where, {"-j, --jobs N": "worker processes (default: one per core)"}, type=int)
+    add(where, JOBS)
     add(where, {"--executor WHERE": "`local` (default), or dask:ADDRESS of a dask scheduler"}, default="local")
 
 
 def add_intervals(group: Any, runs: str) -> None:
     """Add --intervals; `runs` says what is repeated."""
     text = f"also run {runs} with N random cost models that agree with the calibration (default {DEFAULT_DRAWS})"
-    add(group, {"--intervals N": text}, nargs="?", type=draws, const=DEFAULT_DRAWS)
-
-
-def rates(text: str) -> Any:
-    """Read rates separated by commas, or `auto`."""
-    try:
-        return text if text == "auto" else [float(rate) for rate in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"expected rates separated by commas, e.g. 5,10,20, or auto, got {text!r}"
-        ) from None
+    add(group, {"--intervals [N]": text}, type=draws)
 
 
 def add_keys(group: Any, model: str, names: Sequence[str], required: str = "", default: str = "") -> None:
@@ -300,82 +357,15 @@ def add_keys(group: Any, model: str, names: Sequence[str], required: str = "", d
         group.add_argument(f"--{name.replace('_', '-')}", help=text.replace("%", "%%"), **how)
 
 
-def bound(text: str, baseline: bool = False) -> str:
-    """Check a constraint, so that the error names the option and not the sweep file."""
-    from servesim.statistics.constraints import parse_bound
-
-    try:
-        parse_bound(text, "bound", baseline)
-    except BadInput as bad:
-        raise argparse.ArgumentTypeError(str(bad)) from None
-    return text
-
-
-def add_percentiles(group: Any) -> None:
-    """Add --metric-percentiles, as `vllm bench serve` has it."""
-    text = "percentiles of the latencies to print and to store, e.g. 50,95,99.9 (default 90,99)"
-    add(group, {"--metric-percentiles N,N...": text}, type=percentiles, default=(90.0, 99.0))
-
-
-def add_further_percentiles(group: Any) -> None:
-    """Add --metric-percentiles to a command that compares runs."""
-    text = "also compare these percentiles of the latencies, e.g. 50,95,99.9"
-    add(group, {"--metric-percentiles N,N...": text}, type=percentiles, default=())
-
-
-def percentiles(text: str) -> tuple[float, ...]:
-    """Read percentiles separated by commas."""
-    try:
-        values = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        values = ()
-    if not values or len(values) > MAX_PERCENTILES or not all(0 <= value <= 100 for value in values):
-        raise argparse.ArgumentTypeError(
-            f"expected at most {MAX_PERCENTILES} numbers from 0 to 100, e.g. 50,95,99.9, got {text!r}"
-        )
-    return values
-
-
 def add_json(group: Any) -> None:
     """Add --json. The command then prints one JSON document on standard output and nothing else there."""
     add(group, {"--json": "print the result as JSON instead of text"})
 
 
-def draws(text: str) -> int:
-    """Read a number of draws."""
-    if not (text.isdecimal() and len(text) < 6 and 2 <= int(text) <= MAX_DRAWS):
-        raise argparse.ArgumentTypeError(
-            f"expected a number of draws from 2 to {MAX_DRAWS}, got {text!r}; a file name must come before it"
-        )
-    return int(text)
-
-
 def add_tolerance(group: Any) -> None:
     """Add the options that check and print a comparison."""
-    text = "exit with 3 if a relative error is larger, e.g. 0.05 or 5%%"
-    add(group, {"--tolerance FRACTION": text}, type=fraction)
-    add(
-        group, {"--metrics NAME": "metrics that --tolerance applies to (default: those marked with * in the table)"},
-        nargs="+",
-    )  # fmt: skip
+    add(group, {
+        "--tolerance FRACTION": "exit with 3 if a relative error is larger, e.g. 0.05 or 5%%",
+        "--metrics NAME...": "metrics that --tolerance applies to (default: those marked with * in the table)",
+    })  # fmt: skip
     add_json(group)
-
-
-def add_confidence(group: Any) -> None:
-    """Add --confidence."""
-    add(group, {"--confidence FRACTION": "confidence level (default 95%%)"}, type=fraction, default=0.95)
-
-
-def fraction(text: str) -> float:
-    """Read 5% or 0.05. Values above 1 must be in percent: a plain 5 is ambiguous."""
-    text = text.strip()
-    percent = text.endswith("%")
-    try:
-        value = float(text[:-1]) / 100 if percent else float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf") or (value > 1 and not percent):
-        raise argparse.ArgumentTypeError(
-            f"expected a fraction from 0 to 1 or a percentage, e.g. 0.05 or 5%, got {text!r}"
-        )
-    return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any, Optional
+from typing import Any
 
 from . import options, policies_prove
 from .notes import print_json
@@ -20,9 +20,8 @@ def register(commands: Any) -> None:
     options.add_json(listing)
     listing.set_defaults(run=list_policies)
     show = actions.add_parser("show", help="show the fields and defaults of a policy or router, and its validation")
-    show.add_argument(
-        "policy_or_preset", metavar="NAME", help="name of a policy, preset or router, or path/to/file.py:Name"
-    )
+    shown = "name of a policy, preset or router, or path/to/file.py:Name"
+    options.add(show, {"NAME": shown}, dest="policy_or_preset")
     options.add_json(show)
     options.add_trust(show)
     show.set_defaults(run=show_policy)
@@ -32,8 +31,8 @@ def register(commands: Any) -> None:
         "lose no request, and make the same decisions in simulated and live runs. A router must be deterministic, "
         "change its memory only in the methods that say what happened, and choose replicas that are present.",
     )  # fmt: skip
-    check.add_argument("policy", metavar="NAME", help="name of a policy or router, or path/to/file.py:Name")
-    options.add_setting(check, "value of a field (repeatable)", "FIELD=VALUE")
+    options.add(check, {"NAME": "name of a policy or router, or path/to/file.py:Name"}, dest="policy")
+    options.add(check, {"--set FIELD=VALUE": "value of a field (repeatable)"})
     options.add_trust(check)
     check.set_defaults(run=run_check)
     policies_prove.register(actions)
@@ -69,11 +68,9 @@ def count_text(recordings: int) -> str:
 
 def show_policy(args: argparse.Namespace) -> int:
     """Print the fields of a policy, of a preset or of a router."""
-    from servesim.config.cluster import names_router
     from servesim.files.terminal import align_columns, screen_of
 
-    name = args.policy_or_preset
-    data = describe_router(name) if names_router(name) else describe_policy(name)
+    data = describe(args.policy_or_preset)
     if args.json:
         print_json(data, default=str)
         return 0
@@ -94,50 +91,32 @@ def show_policy(args: argparse.Namespace) -> int:
     return 0
 
 
-def describe_policy(name: str) -> dict[str, Any]:
-    """Return what `show` prints about a policy or a preset."""
-    from servesim.config.registry import about_preset, make_policy, own_fields_first, policy_class, preset, presets
+def describe(name: str) -> dict[str, Any]:
+    """Return what `show` prints about a policy, a preset or a router."""
+    from servesim.config.cluster import make_router, names_router
+    from servesim.config.registry import about_preset, make_policy, own_fields_first, preset, presets
     from servesim.config.validation import validated_against
     from servesim.core.class_source import docstring
+    from servesim.core.fields import policy_fields
     from servesim.engine.rules import rules_of
 
-    settings: dict[str, Any] = {"name": name}
-    shown: Optional[dict[str, Any]] = None
-    if name in presets():
-        tree = preset(name)
-        settings = tree.get("policy", settings)
-        shown = {"name": name, "about": about_preset(name) or "", "engine": tree.get("engine", {})}
-    policy = make_policy(settings)
-    rules = rules_of(policy)
-    return {
-        "preset": shown,
-        "policy": settings["name"],
-        "about": docstring(policy_class(settings["name"])).splitlines()[0],
-        "engine": rules.engine,
-        "validated_against": validated_against(policy),
-        "fields": [
-            {"name": field.name, "value": getattr(policy, field.name), "default": field.default, "help": field.help}
-            for field in own_fields_first(type(policy))
-        ],
-    }
-
-
-def describe_router(name: str) -> dict[str, Any]:
-    """Return what `show` prints about a router."""
-    from servesim.config.cluster import make_router
-    from servesim.core.class_source import docstring
-    from servesim.core.fields import policy_fields
-
-    kind = type(make_router({"name": name}, "router"))
-    return {
-        "preset": None,
-        "policy": name,
-        "about": docstring(kind).splitlines()[0],
-        "fields": [
-            {"name": field.name, "value": field.default, "default": field.default, "help": field.help}
-            for field in policy_fields(kind).values()
-        ],
-    }
+    tree = preset(name) if name in presets() else {}
+    settings = tree.get("policy", {"name": name})
+    shown = {"name": name, "about": about_preset(name) or "", "engine": tree.get("engine", {})} if tree else None
+    made: Any
+    if names_router(name):
+        made, engine = make_router(settings, "router"), {}
+        known = [*policy_fields(type(made)).values()]
+    else:
+        made = make_policy(settings)
+        known = own_fields_first(type(made))
+        engine = {"engine": rules_of(made).engine, "validated_against": validated_against(made)}
+    fields = [
+        {"name": field.name, "value": getattr(made, field.name), "default": field.default, "help": field.help}
+        for field in known
+    ]
+    about = docstring(type(made)).splitlines()[0]
+    return {"preset": shown, "policy": settings["name"], "about": about, **engine, "fields": fields}
 
 
 def run_check(args: argparse.Namespace) -> int:

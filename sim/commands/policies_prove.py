@@ -7,8 +7,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from .notes import print_note, print_path
-from .options import add_json, add_setting, add_trust
+from . import options
+from .notes import print_json, print_note, print_path
 
 if TYPE_CHECKING:
     from servesim.calibrate.engines.prove import Proof
@@ -23,29 +23,23 @@ def register(actions: Any) -> None:
         "every decision with the policy: requests and tokens of each step, preemptions, cached tokens, free blocks. "
         "Exit code 3 if there is a difference.",
     )  # fmt: skip
-    prove.add_argument("policy", metavar="NAME", help="policy, e.g. vllm-v1")
-    prove.add_argument("--engine", default="vllm", metavar="NAME", help="installed engine (default: vllm)")
-    prove.add_argument(
-        "--worker-python", metavar="PATH",
-        help="Python interpreter that has the engine (default: SERVESIM_VLLM_PYTHON, else this one)",
-    )  # fmt: skip
-    prove.add_argument(
-        "--scenario", action="append", default=[], metavar="FILE",
-        help=f"compare on this scenario, not on {SCENARIOS} presets and random ones (repeatable)",
-    )  # fmt: skip
-    prove.add_argument("--seed", type=int, default=0, metavar="N", help="random seed of the scenarios (default: 0)")
-    prove.add_argument("--scheduler-cls", metavar="CLASS", help="scheduler class: module.Class or FILE.py:Class")
-    prove.add_argument("--store", metavar="FILE", help="write the result as JSON; `proof: FILE` of a scenario shows it")
-    add_setting(prove, "value of a policy field, e.g. version=0.27.0 (repeatable)")
-    add_json(prove)
-    add_trust(prove)
+    options.add(prove, {"NAME": "policy, e.g. vllm-v1"}, dest="policy")
+    options.add(prove, {"--engine NAME": "installed engine (default: vllm)"}, default="vllm")
+    options.add(prove, {
+        "--worker-python PATH": "Python interpreter that has the engine (default: SERVESIM_VLLM_PYTHON, else this one)",
+        "--scenario FILE": f"compare on this scenario, not on {SCENARIOS} presets and random ones (repeatable)",
+        "--seed N": "random seed of the scenarios (default 0)",
+        "--scheduler-cls CLASS": "scheduler class: module.Class or FILE.py:Class",
+        "--store FILE": "write the result as JSON; `proof: FILE` of a scenario shows it",
+        "--set KEY=VALUE": "value of a policy field, e.g. version=0.27.0 (repeatable)",
+    })  # fmt: skip
+    options.add_json(prove)
+    options.add_trust(prove)
     prove.set_defaults(run=run_prove)
 
 
 def run_prove(args: argparse.Namespace) -> int:
     """Compare and print; return 3 if a decision differs."""
-    import json
-
     from servesim.calibrate.engines.prove import Proof, cases, compare, policy_version, range_warning, rules_of
     from servesim.config.layers import merge, override, read_scenario_file
     from servesim.config.scenario import scenario_from
@@ -73,7 +67,10 @@ def run_prove(args: argparse.Namespace) -> int:
     if args.store:
         write_json(args.store, proof.as_json())
         print_path(args, f"written: {args.store}")
-    print(json.dumps(proof.as_json(), indent=1) if args.json else describe(proof))
+    if args.json:
+        print_json(proof.as_json())
+    else:
+        print(describe(proof))
     return 0 if proof.difference is None else 3
 
 

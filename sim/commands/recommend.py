@@ -29,30 +29,24 @@ def register(commands: Any) -> None:
         "have the given means, and half of the mean as standard deviation. --trace FILE uses your own requests.",
     )  # fmt: skip
     server = recommend.add_argument_group("server")
-    options.add(server, {"--engine NAME": "the engine"}, choices=ENGINES, default="vllm")
+    options.add(server, {"--engine NAME": "the engine (default vllm)"}, choices=ENGINES)
     options.add(server, {"--profile NAME": "measured profile, instead of model and device: bundled name or folder"})
     options.add_names(recommend)
     options.add(server, {"--speculative DRAFTS": "also try 1, 3 and 5 drafts per step: method and acceptance rate, "
                          "e.g. eagle:0.7"})  # fmt: skip
-    load = recommend.add_argument_group("load")
-    options.add(load, {"--rate RATE": "requests per second"}, type=float)
-    options.add(load, {
+    options.add(recommend.add_argument_group("load"), {
+        "--rate RATE": "requests per second",
         "--prompt TOKENS": "mean length of prompts, with the system prompt",
         "--output TOKENS": "mean length of answers",
         "--system-prompt TOKENS": "tokens at the beginning that all prompts share (default 0)",
-    }, type=int)  # fmt: skip
-    options.add(load, {"--trace FILE": "requests, instead of the options above; --rate scales their arrival times"})
-    options.add(load, {"--subject-to BOUND": "limit such as 'p99_ttft_ms <= 1000' (repeatable)"}, action="append",
-                default=[], type=options.bound)  # fmt: skip
-    fleet = recommend.add_argument_group("more than one replica, if one does not hold the load")
-    options.add(
-        fleet, {"--replicas N": "number of replicas (default: the smallest one that meets the limits)"}, type=int
-    )
-    options.add(fleet, {"--router NAME": "router to compare (repeatable; default: some that suit the engine)"},
-                action="append", default=[])  # fmt: skip
-    options.add(
-        fleet, {"--price-per-hour PRICE": "price of one device: also print the cost per million tokens"}, type=float
-    )
+        "--trace FILE": "requests, instead of the options above; --rate scales their arrival times",
+        "--subject-to BOUND": "limit such as 'p99_ttft_ms <= 1000' (repeatable)",
+    })  # fmt: skip
+    options.add(recommend.add_argument_group("more than one replica, if one does not hold the load"), {
+        "--replicas N": "number of replicas (default: the smallest one that meets the limits)",
+        "--router NAME": "router to compare (repeatable; default: some that suit the engine)",
+        "--price-per-hour PRICE": "price of one device: also print the cost per million tokens",
+    })  # fmt: skip
     out = recommend.add_argument_group("output")
     options.add(
         out, {"-o, --folder DIR": "folder of the scenario, the sweeps and their reports (default: runs/recommend-N)"}
@@ -154,7 +148,7 @@ def load_key(args: argparse.Namespace) -> dict[str, Any]:
     missing = [name for name in ("rate", "prompt", "output") if getattr(args, name) is None]
     if missing:
         raise BadInput(f"expected --{missing[0]}, or --trace FILE")
-    return {"workload": workload(args.rate, args.prompt, args.output, args.system_prompt or 0)}
+    return {"workload": workload(args.rate, args.prompt, args.output, args.system_prompt)}
 
 
 def price_key(args: argparse.Namespace) -> dict[str, Any]:

@@ -12,18 +12,8 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from servesim.core import BadInput
 
+from . import options
 from .notes import print_note, print_warning
-from .options import (
-    add_contest_options,
-    add_device_options,
-    add_intervals,
-    add_percentiles,
-    add_scenario_options,
-    add_server_options,
-    add_tolerance,
-    read_scenario,
-    server_url,
-)
 from .verify import report_comparisons
 
 if TYPE_CHECKING:
@@ -42,60 +32,42 @@ def register(commands: Any) -> None:
         description="Run scenarios on a backend (--backend) or against a running server (--url). Then simulate the "
         "same requests, compare both runs, and print the error.",
     )
-    add_scenario_options(replay)
+    options.add_scenario_options(replay)
     best = replay.add_argument_group("best of a sweep")
-    best.add_argument(
-        "--from", dest="sweep", metavar="SWEEP", help="sweep folder or its best.yaml, instead of a scenario"
-    )
-    best.add_argument("--top", type=int, default=3, metavar="N", help="replay the N best configurations (default 3)")
-    best.add_argument("--with-baseline", action="store_true", help="replay the baseline too")
-    add_device_options(replay, model=None, required=False)
-    servers = add_server_options(replay, several=True)
-    servers.add_argument(
-        "--prompt-seed", metavar="TEXT",
-        help="random seed of the prompts, to send the same ones again (default: a new seed, so that the server has no "
-        "prompt in its prefix cache)",
-    )  # fmt: skip
-    servers.add_argument(
-        "--router",
-        metavar="NAME",
-        help="router between several --url (default: cluster.router of the scenario, else round-robin)",
-    )
-    servers.add_argument(
-        "--server", type=server_url, action="append", default=[], metavar="URL",
-        help="a server behind the router at --url, to read its counters (repeatable)",
-    )  # fmt: skip
-    add_token_check(replay)
-    how = replay.add_argument_group("run")
-    how.add_argument(
-        "--warm-up", type=int, metavar="N", help="warm-up requests, not measured (default 32; 0 with --url)"
-    )
-    how.add_argument(
-        "--time-scale", type=float, default=1.0, metavar="F", help="multiply arrival times by this factor (default 1)"
-    )
-    how.add_argument("--limit", type=int, metavar="N", help="use only the first N requests (default: all)")
-    how.add_argument("--live-only", action="store_true", help="measure only, do not simulate or compare")
-    how.add_argument("-o", "--output", metavar="DIR", help="folder for live/, sim/, report.html and verify.json")
-    add_intervals(how, "the simulation")
-    add_percentiles(how)
-    add_tolerance(how)
-    add_contest_options(replay)
-    replay.set_defaults(run=replay_scenarios)
-
-
-def add_token_check(replay: argparse.ArgumentParser) -> None:
-    """Add the options of the token check."""
+    options.add(best, {"--from SWEEP": "sweep folder or its best.yaml, instead of a scenario"}, dest="sweep")
+    options.add(best, {
+        "--top N": "replay the N best configurations (default 3)",
+        "--with-baseline": "replay the baseline too",
+    })  # fmt: skip
+    options.add_device_options(replay, model=None, required=False)
+    options.add(options.add_server_options(replay, several=True), {
+        "--prompt-seed TEXT": "random seed of the prompts, to send the same ones again (default: a new seed, so that "
+        "the server has no prompt in its prefix cache)",
+        "--router NAME": "router between several --url (default: cluster.router of the scenario, else round-robin)",
+        "--server URL": "a server behind the router at --url, to read its counters (repeatable)",
+    })  # fmt: skip
     tokens = replay.add_argument_group("token check")
-    tokens.add_argument(
-        "--check-tokens", nargs="?", const="", metavar="N",
-        help="after the run, run N of its requests alone with batch 1 and compare the answers token by token (default "
-        "16; or all)",
-    )  # fmt: skip
-    tokens.add_argument(
-        "--tolerance-tokens", metavar="N",
-        help="exit with 3 if more of the checked answers differ: a number, e.g. 2, or a percentage, e.g. 5%% "
-        "(default 0). An answer differs if one token differs, also at a near tie",
-    )  # fmt: skip
+    options.add(tokens, {
+        "--check-tokens [N]": "after the run, run N of its requests alone with batch 1 and compare the answers token "
+        "by token (default 16; or all)",
+    }, type=str, const="")  # fmt: skip
+    options.add(tokens, {
+        "--tolerance-tokens N": "exit with 3 if more of the checked answers differ: a number, e.g. 2, or a percentage, "
+        "e.g. 5%% (default 0). An answer differs if one token differs, also at a near tie",
+    }, type=str, default=None)  # fmt: skip
+    how = replay.add_argument_group("run")
+    options.add(how, {
+        "--warm-up N": "warm-up requests, not measured (default 32; 0 with --url)",
+        "--time-scale F": "multiply arrival times by this factor (default 1)",
+        "--limit N": "use only the first N requests (default: all)",
+        "--live-only": "measure only, do not simulate or compare",
+        "-o, --output DIR": "folder for live/, sim/, report.html and verify.json",
+    })  # fmt: skip
+    options.add_intervals(how, "the simulation")
+    options.add(how, options.PERCENTILES)
+    options.add_tolerance(how)
+    options.add_contest_options(replay)
+    replay.set_defaults(run=replay_scenarios)
 
 
 def replay_scenarios(args: argparse.Namespace) -> int:
@@ -119,19 +91,7 @@ def replay_scenarios(args: argparse.Namespace) -> int:
     from servesim.files.lock import only_writer
 
     with only_writer(Path(args.output)) if args.output else nullcontext():
-        return replay_and_report(args, scenarios)
-
-
-def replay_and_report(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]]) -> int:
-    """Replay on a backend or against a server; return the exit code."""
-    from servesim.calibrate.device.backend import OutOfMemory
-    from servesim.calibrate.device.worker_client import WorkerFailed
-
-    try:
         return report(args, against_url(args, scenarios) if args.url else on_backend(args, scenarios))
-    except (WorkerFailed, OutOfMemory) as failed:
-        print(f"sim: {failed}", file=sys.stderr)
-        return 1
 
 
 def check_token_options(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]]) -> None:
@@ -164,7 +124,7 @@ def check_report(args: argparse.Namespace) -> None:
 def scenarios_of(args: argparse.Namespace) -> list[tuple[str, Scenario]]:
     """Return the scenarios to replay, with their names."""
     if args.sweep is None:
-        scenario = read_scenario(args)[1]
+        scenario = options.read_scenario(args)[1]
         return [(scenario.name or scenario.policy["name"], scenario)]
     from servesim.calibrate.replay.replay import top_scenarios
 
@@ -188,8 +148,8 @@ def replay_each(
         profile = None if args.live_only and args.backend != "fake" else load_profile(scenario.profile)
         tokens = None if args.check_tokens is None else sample_size(args.check_tokens, len(requests))
         show_duration(args, name, scenario, requests, profile)
-        options = {"quiet": args.quiet, "draws": args.intervals or 0, "check_tokens": tokens}
-        done.append(replay(name, scenario, requests, profile, **options))
+        chosen = {"quiet": args.quiet, "draws": args.intervals or 0, "check_tokens": tokens}
+        done.append(replay(name, scenario, requests, profile, **chosen))
         show_live(args, done[-1], place)
         if done[-1].interrupted:
             break

@@ -16,9 +16,8 @@ def register(commands: Any) -> None:
         "report", help="write report.html of a sweep or a run",
         description="Write one offline HTML page from the finished runs of a sweep, or from a single run.",
     )  # fmt: skip
-    report.add_argument(
-        "folder", metavar="DIR", help="folder of `sim sweep`, `sim search`, `sim capacity`, `sim run` or `sim replay`"
-    )
+    sources = "folder of `sim sweep`, `sim search`, `sim capacity`, `sim run` or `sim replay`"
+    options.add(report, {"DIR": sources}, dest="folder")
     options.add(report, {"-o, --output FILE": "file to write (default: DIR/report.html)"})
     report.set_defaults(run=run_report)
 
@@ -27,9 +26,11 @@ def register(commands: Any) -> None:
         description="Draw charts of report.html with matplotlib: trade-offs and parameters; "
         "for a sweep over rates, its curves.",
     )  # fmt: skip
-    plot.add_argument("folder", metavar="DIR", help="folder of `sim sweep`, `sim search` or `sim capacity`")
-    options.add(plot, {"-o, --output DIR": "folder for the charts (default: DIR/plots)"})
-    plot.add_argument("--format", choices=["png", "svg"], default="png", help="file format (default png)")
+    options.add(plot, {"DIR": "folder of `sim sweep`, `sim search` or `sim capacity`"}, dest="folder")
+    options.add(plot, {
+        "-o, --output DIR": "folder for the charts (default: DIR/plots)",
+        "--format {png,svg}": "file format (default png)",
+    })  # fmt: skip
     plot.set_defaults(run=run_plot)
 
     table = commands.add_parser(
@@ -37,14 +38,14 @@ def register(commands: Any) -> None:
         description="Print one metric of a sweep as a table: the values of one parameter in rows, of another in "
         "columns. The other parameters have the winner's values.",
     )  # fmt: skip
-    table.add_argument("folder", metavar="DIR", help="folder of `sim sweep` or `sim search`")
+    options.add(table, {"DIR": "folder of `sim sweep` or `sim search`"}, dest="folder")
     options.add(table, {
         "--rows KEY": "parameter of the rows, e.g. policy.max_num_seqs (default: a strong one)",
         "--columns KEY": "parameter of the columns (default: a strong one)",
         "--metric NAME": "metric of the cells (default: the first objective)",
         "--best": "use the best values of the other parameters for each cell",
+        "--rate RATE": "rate of a sweep over rates, requests per second",
     })  # fmt: skip
-    options.add(table, {"--rate RATE": "rate of a sweep over rates, requests per second"}, type=float)
     options.add_json(table)
     table.set_defaults(run=run_table)
 

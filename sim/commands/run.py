@@ -34,11 +34,10 @@ def register(commands: Any) -> None:
         "--timeline FILE": "write the timeline of the run for Perfetto, e.g. timeline.json.gz",
     })  # fmt: skip
     options.add_json(out)
-    options.add_percentiles(out)
+    options.add(out, options.PERCENTILES)
     spread = run.add_argument_group("intervals")
     options.add_intervals(spread, "the scenario")
-    jobs = "worker processes of --intervals (default: one per core if it is slow)"
-    options.add(spread, {"-j, --jobs N": jobs}, type=int)
+    options.add(spread, {"-j, --jobs N": "worker processes of --intervals (default: one per core if it is slow)"})
     checks = run.add_argument_group("checks")
     options.add(checks, {"--no-fast-forward": "call the policy in every decode step (slower, same result)"})
     options.add_contest_options(run)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -28,32 +27,21 @@ def register(commands: Any) -> None:
     options.add_device_options(serve)
     serve.set_defaults(model=None)  # the default is given later: backend fake must know whether the user named one
     where = serve.add_argument_group("server")
-    where.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)"
-    )
+    host = "address to listen on (default 127.0.0.1: this machine only)"
+    options.add(where, {"--host HOST": host}, default="127.0.0.1")
     options.add(where, {
         "--api-key KEY": "accept only clients that send `Authorization: Bearer KEY` (default: the environment variable "
         "SERVESIM_API_KEY, else no key)",
-    })  # fmt: skip
-    where.add_argument("--port", type=int, default=8835, help="port to listen on, 0 for a free port (default 8835)")
-    options.add(where, {
+        "--port PORT": "port to listen on, 0 for a free port (default 8835)",
         "--replicas N": "emulated servers, each with an engine of its own, on ports PORT, PORT + 1, ...; needs "
         "--backend fake (default: cluster.replicas of the scenario, else 1)",
-    }, type=int)  # fmt: skip
-    options.add(where, {
-        "--max-open-requests N": "maximum open requests; further ones get status 503",
-    }, type=int, default=4096)  # fmt: skip
-    options.add(where, {
-        "--served-model-name NAME": "name of the model for clients; repeat it for several (default: the model's own "
-        "name)",
-    }, action="append", default=[])  # fmt: skip
-    options.add(where, {
-        "--default-output TOKENS": "length of an answer if the client sets no limit",
-    }, type=int, default=256)  # fmt: skip
-    options.add(where, {
+        "--max-open-requests N": "maximum open requests; further ones get status 503 (default 4096)",
+        "--default-output TOKENS": "length of an answer if the client sets no limit (default 256)",
         "--tokenizer PATH": "tokens of prompts: a tokenizer.model or tokenizer.json, or a folder with one "
         "(default: one word is one token)",
     })  # fmt: skip
+    named = "name of the model for clients; repeat it for several (default: the model's own name)"
+    options.add(where, {"--served-model-name NAME": named}, action="append", default=[])
     options.add_contest_options(serve)
     serve.set_defaults(run=serve_clients)
 
@@ -61,8 +49,6 @@ def register(commands: Any) -> None:
 def serve_clients(args: argparse.Namespace) -> int:
     """Serve until interrupted; return 1 if KV blocks were leaked."""
     from servesim.calibrate.client.protocols import api_key
-    from servesim.calibrate.device.backend import OutOfMemory
-    from servesim.calibrate.device.worker_client import WorkerFailed
     from servesim.calibrate.live.setup import DeviceSession
     from servesim.calibrate.server.http import is_local
     from servesim.calibrate.server.service import ServerOptions, Service, serve
@@ -77,21 +63,17 @@ def serve_clients(args: argparse.Namespace) -> int:
     replicas = replicas_of(args)
     if not 0 <= args.port <= 65536 - len(replicas):
         raise BadInput(f"--port: expected 0 to {65536 - len(replicas)}, got {args.port}")
-    try:
-        with ExitStack() as stack:
-            ports = [args.port + number if args.port else 0 for number in range(len(replicas))]
-            sockets = [stack.enter_context(bound(args.host, port)) for port in ports]
-            if key is None and not is_local(args.host):
-                print_warning(f"all machines that reach {args.host or 'this one'} can send requests; set --api-key")
-            services = []
-            for (scenario, chosen), each in zip(replicas, sockets):
-                session = DeviceSession(args.backend, args.model or "tiny", args.worker_python, args.weights, chosen)
-                stack.enter_context(session).load([scenario])
-                services.append(Service(session, scenario, each, server))
-            states = serve(services)
-    except (WorkerFailed, OutOfMemory) as failed:
-        print(f"sim: {failed}", file=sys.stderr)
-        return 1
+    with ExitStack() as stack:
+        ports = [args.port + number if args.port else 0 for number in range(len(replicas))]
+        sockets = [stack.enter_context(bound(args.host, port)) for port in ports]
+        if key is None and not is_local(args.host):
+            print_warning(f"all machines that reach {args.host or 'this one'} can send requests; set --api-key")
+        services = []
+        for (scenario, chosen), each in zip(replicas, sockets):
+            session = DeviceSession(args.backend, args.model or "tiny", args.worker_python, args.weights, chosen)
+            stack.enter_context(session).load([scenario])
+            services.append(Service(session, scenario, each, server))
+        states = serve(services)
     leaked = sum(state["total_blocks"] - state["free_blocks"] for state in states)
     calls = sum(state["calls"] for state in states)
     print(f"stopped after {calls} model calls" + (f"; {leaked} blocks leaked" if leaked else ""))

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servesim.core import BadInput
-from servesim.core.errors import WorkerLost
 
 from . import options
-from .notes import note_uncertainty, print_json, print_messages, print_path, print_warning
+from .notes import note_uncertainty, print_json, print_messages, print_path, print_warning, resumable
 
 if TYPE_CHECKING:
     from servesim.study.executor import Executor
@@ -53,7 +52,7 @@ def register(commands: Any) -> None:
         "a backlog that grows stays small. The result is that of a sweep over rates.",
     )  # fmt: skip
     options.add(capacity, {"FILE": "scenario YAML file"})
-    options.add_goodput(add_study_options(capacity, "capacity", "CapacityKeys", CAPACITY_KEYS))
+    options.add(add_study_options(capacity, "capacity", "CapacityKeys", CAPACITY_KEYS), options.GOODPUT)
     capacity.set_defaults(run=run_capacity, top=None)
 
 
@@ -69,15 +68,14 @@ def add_study_options(command: Any, noun: str, model: str, keys: Sequence[str]) 
     options.add_trust(command)
     options.add_executor_options(command)
     out = command.add_argument_group("output")
-    out.add_argument(
-        "--emit-config", choices=options.SERVERS, help="also write the winner as flags or configuration of this server"
-    )
+    servers = ",".join(options.SERVERS)
+    options.add(out, {f"--emit-config {{{servers}}}": "also write the winner as flags or configuration of this server"})
     if not is_capacity:  # it prints all rates of its only configuration
-        options.add(out, {"--top N": "rows of the printed table"}, type=int, default=10)
+        options.add(out, {"--top N": "rows of the printed table (default 10)"})
     options.add(out, {"--no-report": "do not write report.html"})
     options.add_json(out)
     how = command.add_argument_group("overrides of the file")
-    options.add_setting(how, "override a scenario key of the base (repeatable)")
+    options.add(how, {"--set KEY=VALUE": "override a scenario key of the base (repeatable)"})
     options.add_names(command, without=keys)
     required, default = ("subject_to", "") if is_capacity else ("", "the file's, else ")
     command.add_late = partial(options.add_keys, how, model, keys, required, default)
@@ -154,21 +152,10 @@ def run_and_finish(
     check_emit(args, scenarios)
     if experiment.intervals:
         note_uncertainty(args, experiment.profile)
-    try:
+    with resumable(folder):
         with open_executor(args.executor, args.jobs) as executor, Progress(noun, args.quiet, unit=unit) as progress:
             result = run(executor, args.resume, progress)
         return finish(result, folder, args)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        print(f"sim: {error}", file=sys.stderr)
-        return 1
-    except WorkerLost as lost:
-        print(f"sim: {lost}; --resume -o {folder} continues", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"sim: interrupted; --resume -o {folder} continues", file=sys.stderr)
-        return 130
 
 
 def finish(result: Result, folder: Path, args: argparse.Namespace) -> int:

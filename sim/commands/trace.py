@@ -28,10 +28,8 @@ def register(commands: Any) -> None:
 
 def _register_convert(actions: Any) -> None:
     convert = actions.add_parser("convert", help="convert traces between formats, and edit them")
-    convert.add_argument(
-        "files", nargs="*", metavar="FILE",
-        help="trace file, plain or .gz; several files are merged; - reads standard input",
-    )  # fmt: skip
+    source = "trace file, plain or .gz; several files are merged; - reads standard input"
+    options.add(convert, {"[FILE...]": source}, dest="files")
     options.add(convert, {"--list": "list the formats that can be read and written, then exit"})
     _add_reading_options(convert)
     _add_editing_options(convert)
@@ -41,9 +39,11 @@ def _register_convert(actions: Any) -> None:
 
 def _register_synth(actions: Any) -> None:
     synth = actions.add_parser("synth", help="generate a trace from a workload description")
-    options.add(synth, {"FILE": "YAML file: a scenario with `workload`, or that section alone"}, nargs="?")
-    options.add_setting(synth, "override a workload key, e.g. arrivals.rate=8.2 (repeatable)")
-    options.add(synth, {"--seed N": "random seed (default 0)"}, type=int, default=0)
+    options.add(synth, {"[FILE]": "YAML file: a scenario with `workload`, or that section alone"}, dest="file")
+    options.add(synth, {
+        "--set KEY=VALUE": "override a workload key, e.g. arrivals.rate=8.2 (repeatable)",
+        "--seed N": "random seed (default 0)",
+    })  # fmt: skip
     _add_editing_options(synth)
     _add_writing_options(synth)
     options.add(options.add_contest_options(synth, "(required)"), {
@@ -58,51 +58,45 @@ def _register_inspect(actions: Any) -> None:
     options.add(inspect, {"FILE": "trace file, plain or .gz; - reads standard input"})
     _add_reading_options(inspect)
     _add_editing_options(inspect)
-    options.add(inspect, {"--block-size N": "tokens per block of the prefix cache"}, type=int, default=16)
-    options.add(inspect, {"--plot FILE": "draw arrivals and lengths (PNG, SVG or PDF)"})
+    options.add(inspect, {
+        "--block-size N": "tokens per block of the prefix cache (default 16)",
+        "--plot FILE": "draw arrivals and lengths (PNG, SVG or PDF)",
+    })  # fmt: skip
     options.add_json(inspect)
     inspect.set_defaults(run=inspect_trace)
 
 
 def _add_reading_options(parser: argparse.ArgumentParser) -> None:
-    reading = parser.add_argument_group("reading")
-    options.add(reading, {"--format NAME": options.FORMAT_HELP})
-    options.add_columns(
-        reading, "column that holds a field (repeatable): arrival, prompt, output, id, limit, priority, session, ..."
-    )
-    units = ("s", "ms", "us", "ns")
-    reading.add_argument("--time-unit", choices=units, help="unit of the times (default: the format's own)")
-    options.add(reading, {
+    options.add(parser.add_argument_group("reading"), {
+        "--format NAME": options.FORMAT_HELP,
+        "--column FIELD=NAME": "column that holds a field (repeatable): arrival, prompt, output, id, limit, priority, "
+        "session, ...",
+        "--time-unit {s,ms,us,ns}": "unit of the times (default: the format's own)",
         "--tokenizer PATH": "tokenizer.model or tokenizer.json, for formats that hold text",
         "--conversations": "the prompts of a session contain its earlier turns and answers",
+        "--limit N": "keep only the first N requests",
+        "--seed N": "random seed of --jitter and of sampled formats (default 0)",
     })  # fmt: skip
-    options.add(reading, {"--limit N": "keep only the first N requests"}, type=int)
-    seed = "random seed of --jitter and of sampled formats (default 0)"
-    options.add(reading, {"--seed N": seed}, type=int, default=0)
 
 
 def _add_editing_options(parser: argparse.ArgumentParser) -> None:
-    editing = parser.add_argument_group("editing (applied in this order)")
-    options.add(editing, {"--slice START:END": "keep requests that arrive from START to before END, seconds"})
-    options.add(editing, {
+    options.add(parser.add_argument_group("editing (applied in this order)"), {
+        "--slice START:END": "keep requests that arrive from START to before END, seconds",
         "--scale F": "multiply the request rate by F (default 1)",
-        "--rate R": "set the mean rate to R requests per second",
-    }, type=float)  # fmt: skip
-    options.add(editing, {
+        "--rate RATE": "set the mean rate to RATE requests per second",
         "--scale-prompt F": "multiply prompt lengths by F (default 1)",
         "--scale-output F": "multiply output lengths by F (default 1)",
-    }, type=float, default=1.0)  # fmt: skip
-    options.add(editing, {"--jitter S": "delay each arrival by a random time of up to S seconds"}, type=float)
-    options.add(editing, {"--repeat N": "number of copies of the trace, one after the other (default 1)"}, type=int)
+        "--jitter S": "delay each arrival by a random time of up to S seconds",
+        "--repeat N": "number of copies of the trace, one after the other (default 1)",
+    })  # fmt: skip
 
 
 def _add_writing_options(parser: argparse.ArgumentParser) -> None:
     writing = parser.add_argument_group("writing")
     formats = "output format: servesim (default), mooncake or timed-trace"
     options.add(writing, {"--to NAME": formats}, default="servesim")
-    options.add(writing, {
-        "-o, --output FILE": "file to write, compressed if it ends in .gz (default: standard output)",
-    })  # fmt: skip
+    output = "file to write, compressed if it ends in .gz (default: standard output)"
+    options.add(writing, {"-o, --output FILE": output})
 
 
 def convert_trace(args: argparse.Namespace) -> int:
@@ -219,13 +213,14 @@ def _edit(args: argparse.Namespace, trace: Trace) -> Trace:
     window = _window(args.slice)
     if window is not None and args.run is synth_trace:  # reading a file applies the slice itself
         trace = edit.slice_time(trace, *window)
-    if args.scale is not None or args.scale_prompt != 1.0 or args.scale_output != 1.0:
-        trace = edit.scale(trace, 1.0 if args.scale is None else args.scale, args.scale_prompt, args.scale_output)
+    factors = (args.scale, args.scale_prompt, args.scale_output)
+    if factors != (1.0, 1.0, 1.0):
+        trace = edit.scale(trace, *factors)
     if args.rate is not None:
         trace = edit.set_rate(trace, args.rate)
     if args.jitter is not None:
         trace = edit.jitter(trace, args.jitter, args.seed)
-    return trace if args.repeat is None else edit.repeat(trace, args.repeat)
+    return trace if args.repeat == 1 else edit.repeat(trace, args.repeat)
 
 
 def _write(args: argparse.Namespace, trace: Trace) -> None:

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servesim.core import BadInput
-from servesim.core.errors import WorkerLost
 
-from .notes import print_warning
-from .options import add_device_options, add_executor_options, add_server_options, add_setting, add_trust
+from . import options
+from .notes import print_warning, resumable
 
 if TYPE_CHECKING:
     from servesim.calibrate.tune.results import TuneResult
@@ -28,46 +27,31 @@ def register(commands: Any) -> None:
         description="Sweep, run the leading configurations and the baseline live, correct the profile with the "
         "measured steps, and sweep again, until the order of the leaders is stable or the device time is spent.",
     )  # fmt: skip
-    tune.add_argument("file", metavar="FILE", help="sweep YAML file")
-    tune.add_argument("-o", "--output", required=True, metavar="DIR", help="folder of the tuning run")
-    tune.add_argument("--resume", action="store_true", help="continue an interrupted, killed or finished run")
-    tune.add_argument("--profile", metavar="PROFILE", help="profile to start with (default: that of the file)")
-    add_setting(tune)
-    add_trust(tune)
-    limits = tune.add_argument_group("limits")
-    limits.add_argument(
-        "--device-minutes", type=float, metavar="M", help="maximum device time of all measurements (default: no limit)"
-    )
-    limits.add_argument(
-        "--rounds", type=int, default=5, metavar="N", help="maximum rounds with measurements (default 5)"
-    )
-    limits.add_argument(
-        "--top", type=int, default=3, metavar="N",
-        help="leaders whose order must be stable, and measurements per round (default 3)",
-    )  # fmt: skip
-    limits.add_argument(
-        "--draws", type=int, default=24, metavar="N", help="random cost models that rate the leaders (default 24)"
-    )
-    limits.add_argument(
-        "--repeat", type=int, default=1, metavar="N",
-        help="measure each chosen configuration N times, which shows the noise of a measurement (default 1)",
-    )  # fmt: skip
-    add_device_options(tune, model=None, required=False)
-    add_server_options(tune).add_argument(
-        "--restart", metavar="COMMAND",
-        help="shell command that restarts the server with the scenario file $SCENARIO (default: you restart it)",
-    )  # fmt: skip
-    tune.add_argument(
-        "--warm-up", type=int, metavar="N", help="warm-up requests of a run, not measured (default 32; 0 with --url)"
-    )
-    add_executor_options(tune)
+    options.add(tune, {"FILE": "sweep YAML file"})
+    options.add(tune, {"-o, --output DIR": "folder of the tuning run"}, required=True)
+    options.add(tune, {
+        "--resume": "continue an interrupted, killed or finished run",
+        "--profile PROFILE": "profile to start with (default: that of the file)",
+        **options.SETTING,
+    })  # fmt: skip
+    options.add_trust(tune)
+    options.add(tune.add_argument_group("limits"), {
+        "--device-minutes M": "maximum device time of all measurements (default: no limit)",
+        "--rounds N": "maximum rounds with measurements (default 5)",
+        "--top N": "leaders whose order must be stable, and measurements per round (default 3)",
+        "--draws N": "random cost models that rate the leaders (default 24)",
+        "--repeat N": "measure each chosen configuration N times, which shows the noise of a measurement (default 1)",
+    })  # fmt: skip
+    options.add_device_options(tune, model=None, required=False)
+    restart = "shell command that restarts the server with the scenario file $SCENARIO (default: you restart it)"
+    options.add(options.add_server_options(tune), {"--restart COMMAND": restart})
+    options.add(tune, {"--warm-up N": "warm-up requests of a run, not measured (default 32; 0 with --url)"})
+    options.add_executor_options(tune)
     tune.set_defaults(run=run_tune)
 
 
 def run_tune(args: argparse.Namespace) -> int:
-    """Tune, write the files and print the rounds; return 1 if the device failed, 130 if interrupted."""
-    from servesim.calibrate.device.backend import OutOfMemory
-    from servesim.calibrate.device.worker_client import WorkerFailed
+    """Tune, write the files and print the rounds."""
     from servesim.calibrate.tune.loop import Tuner
     from servesim.calibrate.tune.setup import tuned_experiment
     from servesim.study.executor import open_executor
@@ -86,20 +70,11 @@ def run_tune(args: argparse.Namespace) -> int:
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    try:
-        with ExitStack() as stack:
-            executor = stack.enter_context(open_executor(args.executor, args.jobs))
-            target = target_of(args, experiment, stack)
-            tuner = Tuner(experiment, target, folder, executor, settings, None if args.quiet else say)
-            result = tuner.run(terms_of(args), args.resume)
-    except BrokenPipeError:
-        raise
-    except (WorkerFailed, OutOfMemory, WorkerLost, OSError) as failed:
-        print(f"sim: {failed}; measurements are kept: --resume -o {folder} continues", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"sim: interrupted; --resume -o {folder} continues", file=sys.stderr)
-        return 130
+    with resumable(folder), ExitStack() as stack:
+        executor = stack.enter_context(open_executor(args.executor, args.jobs))
+        target = target_of(args, experiment, stack)
+        tuner = Tuner(experiment, target, folder, executor, settings, None if args.quiet else say)
+        result = tuner.run(terms_of(args), args.resume)
     return finish(result, settings, folder)
 
 

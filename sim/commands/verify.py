@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
 
-from .notes import print_note
-from .options import add_further_percentiles, add_tolerance
+from . import options
+from .notes import print_json, print_note
 
 
 def register(commands: Any) -> None:
@@ -19,20 +19,15 @@ def register(commands: Any) -> None:
         description="Compare folders of `sim run -o` and `sim replay -o`. Folders that hold several runs are paired "
         "by name.",
     )
-    verify.add_argument("simulated", metavar="SIM", help="folder of one or several simulated runs")
-    verify.add_argument(
-        "measured",
-        metavar="LIVE",
-        help="folder of one or several measured runs, or the result file of vllm bench, guidellm or aiperf",
-    )
-    verify.add_argument(
-        "--profile",
-        metavar="NAME",
-        help="profile used to find the sources of the error (default: that of the simulated run)",
-    )
-    verify.add_argument("-o", "--output", metavar="DIR", help="folder for report.html and verify.json")
-    add_further_percentiles(verify)
-    add_tolerance(verify)
+    options.add(verify, {"SIM": "folder of one or several simulated runs"}, dest="simulated")
+    live = "folder of one or several measured runs, or the result file of vllm bench, guidellm or aiperf"
+    options.add(verify, {"LIVE": live}, dest="measured")
+    options.add(verify, {
+        "--profile NAME": "profile used to find the sources of the error (default: that of the simulated run)",
+        "-o, --output DIR": "folder for report.html and verify.json",
+    })  # fmt: skip
+    options.add(verify, options.FURTHER_PERCENTILES, default=())
+    options.add_tolerance(verify)
     verify.set_defaults(run=verify_folders)
 
 
@@ -69,8 +64,6 @@ def report_comparisons(
     args: argparse.Namespace, comparisons: Sequence[Any], sides: Mapping[str, Any], output: Optional[str]
 ) -> int:
     """Print and write comparisons; return 3 if one is outside the tolerance."""
-    import json
-
     from servesim.calibrate.replay.comparison_text import format_comparison, format_ranks
     from servesim.calibrate.replay.verify import CHECKED_METRICS, comparisons_to_json
     from servesim.files.write import write_json
@@ -82,7 +75,7 @@ def report_comparisons(
             comparison.row(metric)  # raises BadInput for an unknown name before anything is printed
     content = comparisons_to_json(comparisons, args.tolerance)
     if args.json:
-        print(json.dumps(content, indent=1, default=str))
+        print_json(content, default=str)
     else:
         for comparison in comparisons:
             print(format_comparison(comparison, metrics, args.tolerance))

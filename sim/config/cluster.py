@@ -6,16 +6,16 @@ from typing import Any, Literal, Optional, Union
 
 from pydantic import Field, field_validator, model_validator
 from servesim.core import BadInput
-from servesim.core.fields import check_fields, policy_fields
+from servesim.core.fields import check_fields
 from servesim.core.limits import MAX_NUMBER, MAX_RANKS, MAX_SECONDS
 from servesim.engine.changes import Changes, Fault, Scaling
 from servesim.files.checked import ByteSize, Int, Keys, Number
-from servesim.files.read import did_you_mean, quote, show_path
+from servesim.files.read import did_you_mean, quote
 from servesim.routers import ROUTERS, Router
 
 from .layers import Tree
-from .registry import convert
-from .user_code import class_line, error_text, is_user_class, load_file, names_file, user_line
+from .registry import build, class_from_file, convert_fields, is_class
+from .user_code import load_file, names_file
 
 MIN_INTERVAL, MAX_START_UP = 0.1, 86_400.0  # seconds: more decisions than this would take long to simulate
 
@@ -189,53 +189,19 @@ class Cluster(Keys):
 
 def make_router(settings: Tree, key: str) -> Router:
     """Build a router from its name and fields; check types and ranges."""
-    name = settings.get("name")
-    kind = router_class(name, key)
-    try:
-        known = policy_fields(kind)
-    except Exception as error:  # an annotation may be any expression
-        raise BadInput(f"{key}: {class_line(kind)}: the type of a field is not valid: {error_text(error)}") from None
-    fields = {}
-    for field, value in settings.items():
-        if field == "name":
-            continue
-        if field not in known:
-            hint = did_you_mean(field, known)
-            raise BadInput(f"{key}.{field}: unknown key of {name}; known: {', '.join(known) or 'none'}{hint}")
-        fields[field] = convert(f"{key}.{field}", value, known[field].types)
-    try:
-        router = kind(**fields)
-        check_fields(router)
-    except (Exception, SystemExit) as error:
-        if not is_user_class(kind) or isinstance(error, ValueError):
-            raise BadInput(f"{key}.{error}") from None
-        raise BadInput(f"{key} {show_path(str(name))}: {user_line(error)}: {error_text(error)}") from None
-    return router
+    name, kind = settings.get("name"), router_class(settings.get("name"), key)
+    fields = {field: value for field, value in settings.items() if field != "name"}
+    return build(kind, convert_fields(kind, fields, key, name), key, name, check_fields)
 
 
 def router_class(name: Any, key: str) -> type[Router]:
     """Return a router by its name in ROUTERS, or as FILE.py:NAME."""
     if isinstance(name, str) and name in ROUTERS:
         return ROUTERS[name]
-    if not names_file(name):
-        hint = did_you_mean(name, ROUTERS) if isinstance(name, str) else ""
-        known = ", ".join(ROUTERS)
-        raise BadInput(f"{key}.name: no router {quote(name)}; known: {known}, or path/to/file.py:Name{hint}")
-    path, _, attribute = (name if ".py:" in name else f"{name}:").rpartition(":")
-    module = load_file(path, name)
-    kind: Any = getattr(module, attribute, None)
-    if is_router_class(kind) and kind.choices is Router.choices and kind.route is Router.route:
-        raise BadInput(f"{key} {show_path(name)}: {class_line(kind)}: {attribute} has no method choices")
-    if not is_router_class(kind):
-        found = [k for k, v in vars(module).items() if is_router_class(v) and v is not Router]
-        hint = f", e.g. {path}:{found[0]}" if found else f"; {path} has none"
-        raise BadInput(f"{key} {show_path(name)}: expected a Router class{hint}")
-    found_class: type[Router] = kind
-    return found_class
-
-
-def is_router_class(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Router)
+    if names_file(name):
+        return class_from_file(name, Router, key, "choices", "route")
+    hint = did_you_mean(name, ROUTERS) if isinstance(name, str) else ""
+    raise BadInput(f"{key}.name: no router {quote(name)}; known: {', '.join(ROUTERS)}, or path/to/file.py:Name{hint}")
 
 
 def names_router(name: Any) -> bool:
@@ -243,4 +209,4 @@ def names_router(name: Any) -> bool:
     if not names_file(name):
         return name in ROUTERS
     path, _, attribute = name.rpartition(":")
-    return ".py:" in name and is_router_class(getattr(load_file(path, name), attribute, None))
+    return ".py:" in name and is_class(getattr(load_file(path, name), attribute, None), Router)

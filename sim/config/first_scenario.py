@@ -8,12 +8,12 @@ from typing import Any, Optional
 
 from servesim.core import Policy
 from servesim.core.fields import policy_fields
-from servesim.costs.device_profile import load_profile
 from servesim.files.checked import Keys
 from servesim.files.write import yaml_text
 
 from .families import tunings
 from .layers import Layer, Tree, merge, set_key
+from .memory import about_profile
 from .registry import SPECULATIVE, about_preset, make_policy, preset
 from .scenario import EngineConfig, Slo
 
@@ -70,9 +70,9 @@ def first_scenario(name: str, names: Optional[Mapping[str, Any]] = None) -> str:
     contest = settings["policy"]["name"] == "llm-serving"
     tree = merge(CONTEST if contest else GPU, settings)
     if names:
-        tree = Layer(defaults_on(name, names), are_settings=True).over(
-            merge({**tree, "profile": {}}, {"profile": names})
-        )
+        tree = merge({**tree, "profile": {}}, {"profile": names})
+        chosen = {key: value for key, value in defaults_on(name, names).items() if key != "engine.device_memory"}
+        tree = Layer(chosen, are_settings=True).over(tree)  # the profile has the memory
     elif "device_memory" not in tree["engine"]:
         tree["engine"].pop("gpu_memory_utilization", None)
     return TEXT.format(
@@ -93,10 +93,9 @@ def default_server(tree: Tree) -> tuple[Tree, str]:
     The profile is that of the scenario, or a bundled one. The KV cache fills the memory of its device.
     """
     profile, tuning = tree.get("profile", GPU["profile"]), tunings()["vllm"]
-    about = load_profile(profile).about
     server: Tree = {"preset": tuning.preset, "profile": profile}
     has_blocks = {"num_blocks", "device_memory"} & set(tree.get("engine") or {})
-    for key, value in tuning.defaults(about, ()).items():
+    for key, value in defaults_on(tuning.preset, profile).items():
         if not (has_blocks and key.startswith("engine.")):
             server = set_key(server, key, value)
     version = preset(tuning.preset)["policy"]["version"]
@@ -108,11 +107,10 @@ def default_server(tree: Tree) -> tuple[Tree, str]:
     )
 
 
-def defaults_on(name: str, names: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings that the server of a preset chooses by its device."""
-    about = load_profile(names).about
-    found = next((tuning.defaults(about, ()) for tuning in tunings().values() if tuning.preset == name), {})
-    return {key: value for key, value in found.items() if key != "engine.device_memory"}  # the profile has it
+def defaults_on(name: str, profile: Any) -> Mapping[str, Any]:
+    """Return the settings that the server of a preset chooses by the device of a profile."""
+    found = next((tuning for tuning in tunings().values() if tuning.preset == name), None)
+    return {} if found is None else found.defaults(about_profile(profile), ())
 
 
 def policy_keys(settings: Mapping[str, Any]) -> str:

@@ -63,16 +63,11 @@ ModelKey = Annotated[Union[str, ModelSizes], WrapValidator(parse_model)]
 
 def about_profile(profile: Any) -> Mapping[str, Any]:
     """Return the description in a profile; it is empty for costs in a scenario."""
-    return stored_about(profile) if isinstance(profile, str) else named_about(json.dumps(profile, sort_keys=True))
+    return load_about(json.dumps(profile, sort_keys=True))
 
 
-@lru_cache(maxsize=16)  # a sweep checks thousands of scenarios with the same profile
-def stored_about(profile: str) -> Mapping[str, Any]:
-    return load_profile(profile).about
-
-
-@lru_cache(maxsize=64)
-def named_about(profile: str) -> Mapping[str, Any]:
+@lru_cache(maxsize=64)  # a sweep checks thousands of scenarios with the same profile
+def load_about(profile: str) -> Mapping[str, Any]:
     return load_profile(json.loads(profile)).about
 
 

@@ -17,15 +17,23 @@ from .user_code import names_file
 
 Tree = dict[str, Any]
 Change = Callable[[str], str]  # a path -> the path that replaces it
-FILES_OF_WORKLOAD = {
-    "contest": ("lengths", "tokenizer"),
-    "lengths": ("path", "tokenizer"),
-}  # section -> its keys with a path
+PATHS = {
+    "trace", "trace.path", "trace.tokenizer", "proof", "server_config", "workload.contest.lengths",
+    "workload.contest.tokenizer", "workload.lengths.path", "workload.lengths.tokenizer",
+}  # fmt: skip
+PROFILES = {"profile", "profile.model", "profile.measured"}  # a path, or the name of a bundled profile
+CODE = {  # a name, or FILE.py:NAME
+    f"{section}{name}"
+    for section in ("policy", "cluster.router", "cluster.decode_router")
+    for name in ("", ".name", ".scheduler_cls")
+}
+PARTS = {"workload.mix": "workload", "cluster.pools": ""}  # list -> the section that each of its items is like
 
 
 def resolve_paths(tree: Mapping[str, Any], folder: Path) -> Tree:
     """Return a scenario whose paths start at the working folder; `folder` is the folder of its file."""
-    return change_paths(tree, lambda path: find_beside(path, folder))
+    changed: Tree = change_paths(tree, lambda path: find_beside(path, folder))
+    return changed
 
 
 def find_beside(path: str, folder: Path) -> str:
@@ -44,80 +52,25 @@ def relative_paths(tree: Mapping[str, Any], folder: Path) -> Tree:
     def change(path: str) -> str:
         return os.path.relpath(path, start) if not os.path.isabs(path) and exists(Path(path)) else path
 
-    return change_paths(tree, change)
-
-
-def change_paths(tree: Mapping[str, Any], change: Change) -> Tree:
-    """Return a scenario with every path in it replaced."""
-    result = dict(tree)
-    for key, replace in (
-        ("trace", in_trace),
-        ("policy", in_policy),
-        ("profile", in_profile),
-        ("proof", in_trace),
-        ("server_config", in_trace),
-        ("workload", in_workload),
-        ("cluster", in_cluster),
-    ):
-        if key in result:
-            result[key] = replace(result[key], change)
-    return result
-
-
-def in_section(section: Mapping[str, Any], keys: tuple[str, ...], change: Change) -> Tree:
-    """Return a section with the paths under these keys replaced; wrong types stay for the check of the scenario."""
-    return {key: change(value) if key in keys and usable(value) else value for key, value in section.items()}
-
-
-def usable(path: Any) -> bool:
-    return isinstance(path, str) and bool(path) and "\0" not in path
-
-
-def in_trace(trace: Any, change: Change) -> Any:
-    if isinstance(trace, Mapping):
-        return in_section(trace, ("path", "tokenizer"), change)
-    return change(trace) if usable(trace) else trace
-
-
-def in_cluster(cluster: Any, change: Change) -> Any:
-    if not isinstance(cluster, Mapping):
-        return cluster
-    changed = {**cluster, **({"router": in_policy(cluster["router"], change)} if "router" in cluster else {})}
-    if isinstance(cluster.get("pools"), list):
-        changed["pools"] = [
-            change_paths(pool, change) if isinstance(pool, Mapping) else pool for pool in cluster["pools"]
-        ]
+    changed: Tree = change_paths(tree, change)
     return changed
 
 
-def in_policy(policy: Any, change: Change) -> Any:
-    if isinstance(policy, Mapping):
-        files = [key for key in ("name", "scheduler_cls") if names_file(policy.get(key))]
-        return {**policy, **{key: in_policy(policy[key], change) for key in files}}
-    if not names_file(policy) or not usable(policy):
-        return policy
-    path, sign, name = policy.rpartition(":") if ".py:" in policy else (policy, "", "")
-    return f"{change(path)}{sign}{name}"
+def change_paths(value: Any, change: Change, key: str = "") -> Any:
+    """Return a scenario, or the value of one of its keys, with every path in it replaced.
 
-
-def in_profile(profile: Any, change: Change) -> Any:
-    """The name of a bundled profile is no path. A profile by name may have the folder of a model."""
-    if isinstance(profile, Mapping):
-        return {key: in_profile(value, change) if key in ("model", "measured") else value
-                for key, value in profile.items()}  # fmt: skip
-    return change(profile) if usable(profile) and profile not in bundled_profiles() else profile
-
-
-def in_workload(workload: Any, change: Change) -> Any:
-    if not isinstance(workload, Mapping):
-        return workload
-    result = dict(workload)
-    for section, keys in FILES_OF_WORKLOAD.items():
-        if isinstance(result.get(section), Mapping):
-            result[section] = in_section(result[section], keys, change)
-    if isinstance(result.get("mix"), list):
-        result["mix"] = [in_workload(part, change) for part in result["mix"]]
-    return result
+    Values of wrong types stay for the check of the scenario.
+    """
+    if isinstance(value, Mapping):
+        return {name: change_paths(inner, change, f"{key}.{name}".lstrip(".")) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [change_paths(item, change, PARTS.get(key, key)) for item in value]
+    if not isinstance(value, str) or not value or "\0" in value:
+        return value
+    if key in CODE and names_file(value):
+        path, sign, name = value.rpartition(":") if ".py:" in value else (value, "", "")
+        return f"{change(path)}{sign}{name}"
+    return change(value) if key in PATHS or (key in PROFILES and value not in bundled_profiles()) else value
 
 
 def paths_in(tree: Mapping[str, Any]) -> list[str]:
@@ -154,18 +107,11 @@ def resolve_settings(settings: Any, folder: Path) -> Any:
         return [resolve_settings(grid, folder) for grid in settings]
     if not isinstance(settings, Mapping):
         return settings
-    return {key: resolve_value(str(key).split("."), value, folder) for key, value in settings.items()}
+    return {key: resolve_value(str(key), value, folder) for key, value in settings.items()}
 
 
-def resolve_value(keys: list[str], value: Any, folder: Path) -> Any:
+def resolve_value(key: str, value: Any, folder: Path) -> Any:
     """Return the value of a setting, or its list of values, with the paths in it."""
-    if isinstance(value, list):
-        return [resolve_value(keys, choice, folder) for choice in value]
     if isinstance(value, Mapping) and "choice" in value:
-        return {**value, "choice": resolve_value(keys, value["choice"], folder)}
-    for key in reversed(keys):
-        value = {key: value}
-    changed: Any = resolve_paths(value, folder)
-    for key in keys:
-        changed = changed[key]
-    return changed
+        return {**value, "choice": resolve_value(key, value["choice"], folder)}
+    return change_paths(value, lambda path: find_beside(path, folder), key)

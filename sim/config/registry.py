@@ -1,14 +1,13 @@
-"""Find policies: built-in names, user files, entry points and presets."""
+"""Find and build policies: built-in names, user files and presets. Routers are built by the same functions."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Optional, get_origin
+from typing import Any, Optional, TypeVar, get_origin
 
 from servesim.core import BadInput, Policy
 from servesim.core.fields import PolicyField, policy_fields
@@ -19,6 +18,7 @@ from servesim.policies import FAMILIES, POLICIES
 
 from .user_code import class_line, error_text, is_user_class, load_file, names_file, user_line
 
+T = TypeVar("T")
 SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 SPECULATIVE = {  # fields that the section `speculative` of a scenario sets -> its keys
     "num_speculative_tokens": "tokens", "speculative_method": "method", "mtp_modules": "modules",
@@ -28,7 +28,7 @@ ENGINE = "engine"  # the policy of an installed engine; it needs a worker proces
 
 
 def policy_class(name: Any) -> type[Policy]:
-    """Return a policy by its name in POLICIES, as FILE.py:NAME, or from an entry point."""
+    """Return a policy by its name in POLICIES, or as FILE.py:NAME."""
     if not isinstance(name, str):
         raise BadInput(f"policy.name: expected the name of a policy, got {quote(name)}")
     if name in POLICIES:
@@ -37,45 +37,29 @@ def policy_class(name: Any) -> type[Policy]:
         kind: type[Policy] = importlib.import_module("servesim.calibrate.engines.policy").EnginePolicy
         return kind
     if names_file(name):
-        return from_file(name if ".py:" in name else f"{name}:")
-    for point in entry_points("servesim.policies"):
-        if point.name == name:
-            return from_entry_point(point)
+        return class_from_file(name, Policy, "policy", "decide")
     known = ", ".join([*POLICIES, ENGINE])
     hint = f"; {name} is a preset: --preset {name}" if name in presets() else did_you_mean(name, POLICIES)
     raise BadInput(f"policy.name: no policy {quote(name)}; known: {known}, or path/to/file.py:Name{hint}")
 
 
-def from_file(name: str) -> type[Policy]:
-    """Load a policy class from a user file, given as FILE.py:NAME; a changed file is loaded again."""
-    path, _, attribute = name.rpartition(":")
-    module = load_file(path, name.rstrip(":"))
-    policy = getattr(module, attribute, None)
-    if not (isinstance(policy, type) and issubclass(policy, Policy)):
-        kinds = {k: v for k, v in vars(module).items() if isinstance(v, type) and issubclass(v, Policy)}
-        known = ", ".join(f"{path}:{attribute}" for attribute, kind in kinds.items() if kind is not Policy)
-        hint = f", e.g. {known}" if known else f"; {path} has none"
-        raise BadInput(f"policy {name.rstrip(':')}: expected a Policy class{hint}")
-    if policy.decide is Policy.decide:
-        raise BadInput(f"policy {name}: {class_line(policy)}: {attribute} has no method decide")
-    return policy
+def is_class(kind: Any, base: type[Any]) -> bool:
+    return isinstance(kind, type) and issubclass(kind, base)
 
 
-def entry_points(group: str) -> Iterable[Any]:
-    """Return the entry points of installed packages, also with Python 3.9."""
-    points: Any = importlib.metadata.entry_points()
-    return points.select(group=group) if hasattr(points, "select") else points.get(group, ())  # type: ignore[no-any-return]
-
-
-def from_entry_point(point: Any) -> type[Policy]:
-    """Load a policy class that an installed package names."""
-    try:
-        policy = point.load()
-    except Exception as error:
-        raise BadInput(f"policy {point.name}: {point.value} does not load: {error_text(error)}") from None
-    if not (isinstance(policy, type) and issubclass(policy, Policy)):
-        raise BadInput(f"policy {point.name}: {point.value}: expected a Policy class, got {quote(policy)}")
-    return policy
+def class_from_file(name: str, base: type[T], key: str, *methods: str) -> type[T]:
+    """Load a class of a user file, given as FILE.py:NAME, with one of some methods; a changed file is loaded again."""
+    path, _, attribute = (name if ".py:" in name else f"{name}:").rpartition(":")
+    module = load_file(path, name)
+    kind: Any = getattr(module, attribute, None)
+    if not is_class(kind, base):
+        found = [f"{path}:{k}" for k, value in vars(module).items() if is_class(value, base) and value is not base]
+        hint = f", e.g. {', '.join(found)}" if found else f"; {path} has none"
+        raise BadInput(f"{key} {show_path(name)}: expected a {base.__name__} class{hint}")
+    if all(getattr(kind, method) is getattr(base, method) for method in methods):
+        raise BadInput(f"{key} {show_path(name)}: {class_line(kind)}: {attribute} has no method {methods[0]}")
+    found_class: type[T] = kind
+    return found_class
 
 
 def make_policy(policy: Mapping[str, Any]) -> Policy:
@@ -89,51 +73,61 @@ def make_policy(policy: Mapping[str, Any]) -> Policy:
             *settings.get("flags", ()),
             *((key, settings.pop(key)) for key in sorted(set(settings) - set(known))),
         ]
-    for key, value in settings.items():
-        if key not in known:
-            raise BadInput(f"policy.{key}: unknown key of {name}; known: {', '.join(known)}{did_you_mean(key, known)}")
-        settings[key] = convert(f"policy.{key}", value, known[key].types)
-    return make_user_policy(kind, settings, name) if is_user_class(kind) else make_known_policy(kind, settings)
-
-
-def make_known_policy(kind: type[Policy], settings: Mapping[str, Any]) -> Policy:
-    """Build a policy whose own checks raise ValueError with the name of a field."""
-    try:
-        return kind(**settings)
-    except (ValueError, TypeError) as error:
-        raise BadInput(f"policy.{error}") from None
-
-
-def make_user_policy(kind: type[Policy], settings: Mapping[str, Any], name: str) -> Policy:
-    """Build a policy of a user file; an error names the field, or the line of the file that raised it."""
-    try:
-        policy = kind(**settings)
-        rules = policy.rules()
-    except (Exception, SystemExit) as error:
-        message = str(error) if isinstance(error, ValueError) else ""
-        if message.partition(":")[0] in fields_of(kind):  # check_fields names the field
-            raise BadInput(f"policy.{message}") from None
-        place = user_line(error) or class_line(kind, "__post_init__")
-        raise BadInput(f"policy {show_path(name)}: {place}: {error_text(error)}") from None
-    if not (rules is None or isinstance(rules, EngineRules)):
-        raise BadInput(f"policy {show_path(name)}: {class_line(kind)}: rules: expected EngineRules, got {quote(rules)}")
-    for field in fields_of(kind).values():  # a default may have another type, and an own `__init__` may set none
-        value = getattr(policy, field.name, field.default)
+    fields = convert_fields(kind, settings, "policy", name)
+    if not is_user_class(kind):
+        return build(kind, fields, "policy", name)
+    made = build(kind, fields, "policy", name, check_rules)
+    for field in known.values():  # a default may have another type, and an own `__init__` may set none
+        value = getattr(made, field.name, field.default)
         if set(field.types) <= SIMPLE_TYPES:
             value = convert(f"policy {show_path(name)}: {class_line(kind)}: {field.name}", value, field.types)
-        object.__setattr__(policy, field.name, value)
-    return policy
+        object.__setattr__(made, field.name, value)
+    return made
 
 
-def fields_of(kind: type[Policy]) -> dict[str, PolicyField]:
-    """Return the fields of a policy class; raise BadInput if a user's class has a type that is not valid."""
+def check_rules(policy: Policy) -> None:
+    """Check that the rules of a user's policy have their type."""
+    rules = policy.rules()
+    assert rules is None or isinstance(rules, EngineRules), f"rules: expected EngineRules, got {quote(rules)}"
+
+
+def convert_fields(kind: type[Any], settings: Mapping[str, Any], key: str, name: Any) -> dict[str, Any]:
+    """Return the settings of a policy or a router with the types of its fields."""
+    known = fields_of(kind, key)
+    for field in settings:
+        if field not in known:
+            hint = did_you_mean(field, known)
+            raise BadInput(f"{key}.{field}: unknown key of {name}; known: {', '.join(known) or 'none'}{hint}")
+    return {field: convert(f"{key}.{field}", value, known[field].types) for field, value in settings.items()}
+
+
+def build(
+    kind: type[T], fields: Mapping[str, Any], key: str, name: Any, check: Callable[[T], object] = lambda made: None
+) -> T:
+    """Build and check a policy or a router; an error names the field, or the line of the user file that raised it."""
+    try:
+        made = kind(**fields)
+        check(made)
+        return made
+    except (Exception, SystemExit) as error:
+        is_field = isinstance(error, ValueError) and str(error).partition(":")[0] in fields_of(kind)
+        if is_field or (not is_user_class(kind) and isinstance(error, (ValueError, TypeError))):
+            raise BadInput(f"{key}.{error}") from None
+        if not is_user_class(kind):
+            raise
+        place = user_line(error) or class_line(kind, "__post_init__")
+        raise BadInput(f"{key} {show_path(name)}: {place}: {error_text(error)}") from None
+
+
+def fields_of(kind: type[Any], key: str = "policy") -> dict[str, PolicyField]:
+    """Return the fields of a policy or router class; raise BadInput if a user's class has a type that is not valid."""
     try:
         return policy_fields(kind)
     except Exception as error:  # an annotation may be any expression
         if not is_user_class(kind):
             raise
         message = f"{class_line(kind)}: the type of a field is not valid: {error_text(error)}"
-        raise BadInput(f"policy {kind.__name__}: {message}") from None
+        raise BadInput(f"{key} {kind.__name__}: {message}") from None
 
 
 def own_fields_first(kind: type[Policy]) -> list[PolicyField]:

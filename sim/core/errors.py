@@ -57,6 +57,10 @@ class Stuck(RuntimeError):
         super().__init__(f"stuck at t={now:g} s: {reason} (requests {names}{more}){cause and f': {cause}'}")
 
 
+class DeviceFailed(RuntimeError):
+    """A device, or the worker process that runs it, failed. Exit code 1."""
+
+
 class WorkerLost(RuntimeError):
     """The processes that run simulations died repeatedly, or their scheduler is gone. Exit code 1."""
 

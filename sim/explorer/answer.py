@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from servesim.config.layers import value_at
 from servesim.core import BadInput
 from servesim.runs.request_rate import RATE_KEYS, rate_key_value, request_rate
 from servesim.statistics.constraints import Bound, parse_bounds
@@ -14,7 +15,6 @@ from servesim.study.single_run import Record
 
 from .controls import slider_ticks
 from .knee import find_knee
-from .named_code import key_value
 from .results import CURRENT, NAMES, Shown, curve_of, picture_json, planned_rates, rates_json, slo_bounds, verdict_json
 from .runner import Job, Runner, RunTask
 from .state import Origin, PageState
@@ -74,7 +74,7 @@ class Answer:
         rate = None if own is None else await find_knee(lambda rate: self._run_at(item, rate, own), own)
         if rate is None:
             return
-        key = next((key for key in RATE_KEYS if key_value(item.tree, key) is not None), "trace.rate")
+        key = next((key for key in RATE_KEYS if value_at(item.tree, key) is not None), "trace.rate")
         settings = {**self.state.settings, key: f"{rate:g}"}
         self._read(self.state.model_copy(update={"settings": settings}))
         ticks = slider_ticks(rate, whole=False)

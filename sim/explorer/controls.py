@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from servesim.config.cluster import router_class
 from servesim.config.families import tunings
 from servesim.config.first_scenario import flow
-from servesim.config.layers import Tree, as_section
+from servesim.config.layers import Tree, as_section, value_at
 from servesim.config.memory import about_profile
 from servesim.config.registry import own_fields_first, policy_class, preset, presets
 from servesim.config.scenario import Scenario, TraceFile
@@ -31,7 +31,7 @@ from servesim.routers import ROUTERS
 from servesim.runs.request_rate import RATE_KEYS
 from servesim.traces.make.workload import workload_model
 
-from .named_code import ROUTER, key_value, scenario_policy
+from .named_code import ROUTER, scenario_policy
 from .state import DEVICE, PREFIX_TOKENS, WORKLOADS, Choice, Origin, block_defaults
 
 BLOCKS = "engine.num_blocks"
@@ -94,13 +94,13 @@ def controls_of(origin: Origin, choice: Choice) -> list[Control]:
     )
     for control in found:
         control.default = sizes.get(control.key, control.default)
-        value, start = key_value(tree, control.key), key_value(base, control.key)
+        value, start = value_at(tree, control.key), value_at(base, control.key)
         if control.key not in WHOLE_CHOICES and not (control.key == "profile" and is_named(value)):
             control.text = "" if value is None else flow(value)
         set_range(control, start if start is not None else value)
         control.rare = control.rare and (value is None or isinstance(value, Mapping)) and control.key not in SHOWN
         if control.key == BLOCKS:
-            from_memory = key_value(tree, "engine.device_memory") or is_named(tree.get("profile"))
+            from_memory = value_at(tree, "engine.device_memory") or is_named(tree.get("profile"))
             control.rare, control.default = bool(from_memory), "from the memory" if from_memory else control.default
     return found
 
@@ -201,7 +201,7 @@ def field_control(prefix: str, field: PolicyField) -> Control:
 def cluster_controls(tree: Tree) -> list[Control]:
     """Return the number of replicas, their router and its fields, and the other keys of a cluster."""
     found = section_controls(Scenario, tree, names=("cluster",))
-    router = as_mapping(as_section("router", key_value(tree, ROUTER))).get("name", next(iter(ROUTERS)))
+    router = value_at(tree, f"{ROUTER}.name") or next(iter(ROUTERS))
     fields: list[Control] = []
     for control in found:
         if control.key == REPLICAS:
@@ -213,7 +213,7 @@ def cluster_controls(tree: Tree) -> list[Control]:
                 fields = [field_control(ROUTER, one) for one in policy_fields(router_class(router, ROUTER)).values()]
     for control in fields:
         control.rare = True
-    has_pools = bool(key_value(tree, "cluster.pools"))  # instead of a number of replicas
+    has_pools = bool(value_at(tree, "cluster.pools"))  # instead of a number of replicas
     return [*(control for control in found if not (has_pools and control.key == REPLICAS)), *fields]
 
 
@@ -225,7 +225,7 @@ def draft_controls(tree: Tree) -> list[Control]:
         if control.key == DRAFTS:
             control.ticks, control.default = DRAFT_COUNTS, "0"
         elif control.key == ACCEPTANCE:
-            is_rate = not has_section or is_number(key_value(tree, ACCEPTANCE))
+            is_rate = not has_section or is_number(value_at(tree, ACCEPTANCE))
             control.kind, control.choices = "number" if is_rate else "text", ()
     return found
 

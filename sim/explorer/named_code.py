@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from servesim.config.first_scenario import flow
-from servesim.config.layers import Tree, as_section, merge
+from servesim.config.layers import Tree, merge, value_at
 from servesim.config.paths import paths_in
 from servesim.config.registry import ENGINE
 from servesim.config.user_code import names_file
@@ -23,7 +23,7 @@ def executed_by(tree: Tree) -> dict[str, str]:
     cluster = tree.get("cluster")
     if not isinstance(cluster, Mapping):
         return found
-    router = key_value({"router": as_section("router", cluster.get("router"))}, "router.name")
+    router = value_at(tree, f"{ROUTER}.name")
     found |= {ROUTER: router} if names_file(router) else {}
     pools = cluster.get("pools")
     for number, pool in enumerate(pools if isinstance(pools, list) else []):
@@ -55,13 +55,4 @@ def check_paths(keys: Mapping[str, Any]) -> None:
 
 def scenario_policy(tree: Tree) -> Any:
     """Return the name of the policy of a scenario."""
-    policy = merge({"policy": {"name": "llm-serving"}}, {"policy": tree.get("policy") or {}})["policy"]
-    return policy.get("name") if isinstance(policy, Mapping) else policy
-
-
-def key_value(tree: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a key, None if nothing sets it."""
-    value: Any = tree
-    for name in key.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
+    return value_at(tree, "policy.name") or "llm-serving"

@@ -15,9 +15,8 @@ from typing import Annotated, Any, Optional
 from pydantic import Field, StringConstraints
 from servesim.config.export import TARGETS, export_scenario
 from servesim.config.families import tunings
-from servesim.config.first_scenario import CONTEST, CONTEST_WORKLOAD, GPU, GPU_WORKLOAD, flow
-from servesim.config.layers import Layer, Tree, assemble, file_layer, nesting_order, setting_layers
-from servesim.config.memory import about_profile
+from servesim.config.first_scenario import CONTEST, CONTEST_WORKLOAD, GPU, GPU_WORKLOAD, defaults_on, flow
+from servesim.config.layers import Layer, Tree, assemble, file_layer, nesting_order, setting_layers, value_at
 from servesim.config.registry import presets
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.config.user_code import CodeAccess, code_access, use_access
@@ -32,7 +31,7 @@ from servesim.runs.leading import arrive_at_rate
 from servesim.runs.request_rate import rate_key_value, scenario_at_rate
 from servesim.traces.make.workload import workload_from
 
-from .named_code import ROUTER, check_paths, executed_by, key_value, scenario_policy
+from .named_code import ROUTER, check_paths, executed_by, scenario_policy
 
 MAX_SETTINGS, MAX_TEXT = 200, 20_000  # settings of a scenario; characters of one text
 MAX_VARIANTS = 4
@@ -132,8 +131,8 @@ class Origin:
                 workload_from(before.get("workload"))
                 old = rate_key_value(before)
                 if old and is_number(rate, 1e-9) and rate != old:
-                    value = key_value(scenario_at_rate(before, rate, rate / old) or {}, other)
-                    if value is not None and value != key_value(before, other):
+                    value = value_at(scenario_at_rate(before, rate, rate / old) or {}, other)
+                    if value is not None and value != value_at(before, other):
                         settings[other] = repr(float(value))
         if settings.get(FIXED_MEMORY[0]) and settings.get(FIXED_MEMORY[1]):  # a number of blocks wins
             follows = self._device_settings(choice)
@@ -148,7 +147,7 @@ class Origin:
             rest = {key: text for key, text in others.items() if not key.startswith(PREFIXES)}
             return {**rest, PREFIXES: "null"}
         with suppress(BadInput):  # reported when all settings are applied
-            if key_value(self.base(choice, others), f"{PREFIXES}.count") is None:
+            if value_at(self.base(choice, others), f"{PREFIXES}.count") is None:
                 return {**others, PREFIXES: f"{{count: 1, tokens: {settings[PREFIX_TOKENS]}}}"}
         return settings
 
@@ -228,13 +227,14 @@ class Origin:
         contest = scenario_policy(base) == "llm-serving"
         usual = CONTEST if contest else GPU
         kept = {key: tree[key] for key in (*REQUESTS, "profile") if tree.get(key) is not None}
-        if tree.get("cluster") and not key_value(tree, "cluster.pools"):
+        if tree.get("cluster") and not value_at(tree, "cluster.pools"):
             kept["cluster"] = tree["cluster"]
         if not {"trace", "workload"} & kept.keys():
             kept |= parse(CONTEST_WORKLOAD if contest else GPU_WORKLOAD, "workload")
         new = {key: value for key, value in usual.items() if key != "engine"} | kept
         new |= memory_keys(base, tree, new["profile"])
-        new |= device_defaults(name, new["profile"])
+        with suppress(BadInput):  # of the profile: reported at its control
+            new |= defaults_on(name, new["profile"])
         return Choice(start=name, settings={key: flow(value) for key, value in new.items()})
 
     def choose(self, state: PageState, key: str, value: str) -> PageState:
@@ -288,7 +288,7 @@ class Origin:
     def _device_settings(self, choice: Choice) -> dict[str, str]:
         """Return what the server of a preset chooses by the device of a scenario."""
         with suppress(BadInput):  # reported at its control
-            keys = device_defaults(choice.start, self.base(choice, choice.settings).get("profile"))
+            keys = defaults_on(choice.start, self.base(choice, choice.settings).get("profile"))
             return {key: flow(value) for key, value in keys.items()}
         return {}
 
@@ -309,9 +309,9 @@ class Origin:
     def _with_block_size(self, base: Tree, settings: dict[str, str], policy: str) -> dict[str, str]:
         """Return the settings with the block size of a policy's engine, instead of that of the preset's policy."""
         kept = {key: text for key, text in settings.items() if key != BLOCK_SIZE}
-        other = scenario_policy(base) != policy and key_value(base, BLOCK_SIZE) is not None
+        other = scenario_policy(base) != policy and value_at(base, BLOCK_SIZE) is not None
         size = block_defaults({"policy": {"name": policy}}).get(BLOCK_SIZE) if other else None
-        return kept if size is None or size == str(key_value(base, BLOCK_SIZE)) else {**kept, BLOCK_SIZE: size}
+        return kept if size is None or size == str(value_at(base, BLOCK_SIZE)) else {**kept, BLOCK_SIZE: size}
 
 
 def split_profile(settings: Mapping[str, str]) -> dict[str, str]:
@@ -332,14 +332,6 @@ def memory_keys(base: Tree, tree: Tree, profile: Any) -> dict[str, Any]:
     engine = (tree if tree.get("engine") or tree.get("policy") else usual).get("engine") or {}
     fixed = "num_blocks" in (base.get("engine") or {})
     return {f"engine.{key}": engine[key] for key in MEMORY if key in engine and not fixed}
-
-
-def device_defaults(preset: str, profile: Any) -> dict[str, Any]:
-    """Return the settings that the server of a preset chooses by the device of a profile."""
-    found = [tuning for tuning in tunings().values() if tuning.preset == preset]
-    with suppress(BadInput):  # of the profile: reported at its control
-        return dict(found[0].defaults(about_profile(profile), ())) if found else {}
-    return {}
 
 
 def block_defaults(tree: Tree) -> dict[str, str]:

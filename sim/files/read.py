@@ -9,10 +9,11 @@ import json
 import math
 import os
 import re
+import reprlib
 import stat
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -24,6 +25,7 @@ PathLike = Union[str, Path]
 MAX_BYTES = 2**31  # of a file, unpacked
 MAX_RATIO = 200  # unpacked bytes per packed byte; traces reach about 20
 SMALL_BYTES = 2**26  # a file may always unpack to this size
+MAX_QUOTE = 48  # characters of a value in a message
 MAX_DIGITS = 300  # of a number; a float holds about 308
 OPEN_PIPES = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # pipes that the shell has opened: `| sim`, `<(command)`
 STDIN_NAME = "standard input"
@@ -119,19 +121,33 @@ def parse_json(
         raise BadInput(f"{show_path(path)}: row {row}: expected JSON: {str(error)[:80]}") from None
 
 
+class _Quote(reprlib.Repr):
+    """Return the `repr` of a value; of a large one only its beginning, which all messages cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxlist, self.maxtuple, self.maxdict = 4, MAX_QUOTE // 3, MAX_QUOTE // 3, MAX_QUOTE // 3
+        self.maxstring = self.maxother = 2 * MAX_QUOTE
+
+    def repr_int(self, value: int, level: int) -> str:
+        return "a huge int" if value.bit_length() > 256 else repr(value)
+
+    def repr_instance(self, value: Any, level: int) -> str:
+        try:
+            return " ".join(repr(value).split()) or "''"
+        except (ValueError, RecursionError):
+            return f"a huge {type(value).__name__}"
+
+
 def quote(value: Any) -> str:
     """Return a value for an error message: one line, at most 48 characters, also for a value that is huge."""
-    text = ""
-    for piece in _pieces(value):  # each piece has at least one character, so the loop is short
-        text += piece
-        if len(text) > 48:
-            return text[:45] + "..."
-    return text
+    text = _Quote().repr(value)
+    return text if len(text) <= MAX_QUOTE else text[: MAX_QUOTE - 3] + "..."
 
 
 def shorten(key: str) -> str:
     """Return a key for a message: one line, at most 48 characters."""
-    return key if len(key) <= 48 and key.isprintable() else quote(key)
+    return key if len(key) <= MAX_QUOTE and key.isprintable() else quote(key)
 
 
 def show_path(path: PathLike) -> str:
@@ -154,45 +170,6 @@ def check_unicode(value: Any) -> None:
     except UnicodeEncodeError as error:
         code = f"\\u{ord(error.object[error.start]):x}"
         raise ValueError(f"expected characters of Unicode, got {code}") from None
-
-
-def _pieces(value: Any) -> Iterator[str]:
-    """Yield the `repr` of a value in parts, so that a caller can stop early."""
-    if isinstance(value, (str, bytes)):
-        yield repr(value[:96])
-    elif isinstance(value, int) and value.bit_length() > 256:
-        yield "a huge int"
-    elif type(value) is dict:
-        yield from _items("{", _pairs(value), "}")
-    elif type(value) is list:
-        yield from _items("[", map(_pieces, value), "]")
-    elif type(value) is tuple:
-        yield from _items("(", map(_pieces, value), ",)" if len(value) == 1 else ")")
-    else:
-        try:
-            yield " ".join(repr(value).split()) or "''"
-        except (ValueError, RecursionError):
-            yield f"a huge {type(value).__name__}"
-
-
-def _items(start: str, items: Iterable[Iterator[str]], end: str) -> Iterator[str]:
-    yield start
-    for number, item in enumerate(items):
-        if number:
-            yield ", "
-        yield from item
-    yield end
-
-
-def _pairs(value: Mapping[Any, Any]) -> Iterator[Iterator[str]]:
-    for key, item in value.items():
-        yield _joined(key, item)
-
-
-def _joined(key: Any, value: Any) -> Iterator[str]:
-    yield from _pieces(key)
-    yield ": "
-    yield from _pieces(value)
 
 
 def _checked_size(name: str, data: bytes, limit: int) -> bytes:
