@@ -16,7 +16,7 @@ from servesim.engine.loop import Loop
 from servesim.engine.replica import Replica
 from servesim.engine.router_view import RouterTexts
 from servesim.engine.simulated import SimulatedClock
-from servesim.engine.transfers import Port, Transfers, TransferSettings
+from servesim.engine.transfers import Transfers, TransferSettings
 from servesim.routers.simple import RoundRobin
 
 from .build import build_simulation
@@ -73,9 +73,7 @@ def build_transfers(
         loads_first or keys.choose == "decode_first", loads_first, keys.min_uncached_tokens, keys.timeout,
         keys.on_timeout == "recompute",
     )  # fmt: skip
-    ports = []
+    transfers = Transfers(settings)
     for number, replica in enumerate(replicas):
-        loop = replica.loop
-        loop.port = Port(loop.server, loop.inbox, number not in decodes)
-        ports.append(loop.port)
-    return Transfers(settings, ports)
+        replica.loop.port = transfers.add_port(replica.loop.server, replica.loop.inbox, number not in decodes)
+    return transfers
