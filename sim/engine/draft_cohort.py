@@ -172,9 +172,11 @@ class DraftCohort(Cohort):
         if request._finish_step:
             for _ in range(steps):
                 request._blocks += self._growth(request)
-                tokens = 1 + self.drafts.draw(request, self.drafts.tokens)
-                request._written += tokens
-                request._cached += tokens
+                accepted = self.drafts.draw(request, self.drafts.tokens)
+                request._written += 1 + accepted
+                request._cached += 1 + accepted
+                request.drafted += self.drafts.tokens
+                request.accepted += accepted
             if not self.need:
                 request._blocks += self._growth(request)
         return 0
@@ -306,6 +308,9 @@ class DraftCohort(Cohort):
         left, tokens = 0, self.drafts.tokens
         walks.sort()  # in the order of joining
         for _, request, luck, written, cached, blocks, accepted, is_last in walks:
+            rows = self.returned - request._joined_step - is_last
+            request.drafted += rows * tokens
+            request.accepted += written - request._written - rows
             request.luck, request._written, request._cached, request._blocks = luck, written, cached, blocks
             request._joined_step, request._finish_step = self.returned, 0
             self._settled -= 1

@@ -88,10 +88,12 @@ def shares_of(run: Run) -> Shares:
     """Return the parts of the time of a run."""
     waits, done, table = run.server.waits.metrics(run.end), run.measures.done, run.measures.requests
     return Shares(
-        *waits.values(),
-        busy=run.busy_seconds / run.end if run.end else 0.0,
-        front_end=sum_in_order((table.column("visible_at") - table.column("sent"))[done]) / max(1, len(done)),
-        ttft=float(run.measures.ttft.mean()) if len(done) else 0.0,
+        waits["waiting_slots"],
+        waits["waiting_budget"],
+        waits["waiting_blocks"],
+        run.busy_seconds / run.end if run.end else 0.0,
+        sum_in_order((table.column("visible_at") - table.column("sent"))[done]) / max(1, len(done)),
+        float(run.measures.ttft.mean()) if len(done) else 0.0,
     )
 
 

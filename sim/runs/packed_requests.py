@@ -20,8 +20,8 @@ STATUSES: Final = ("outside", "waiting", "running", "swapped")  # of requests wi
 FIELDS: Final = {
     "sent": "d", "arrival": "d", "visible_at": "d", "scheduled": "d", "first_token": "d", "last_token": "d",
     "finish": "d", "client_end": "d", "queued": "d", "prefilling": "d", "decoding": "d", "swapped": "d",
-    "state_since": "d", "written": "q", "preemptions": "q", "cached_tokens": "q", "generated": "q", "luck": "q",
-    "drawn": "q", "drafted": "q", "accepted": "q", "outcome": "q",
+    "state_since": "d", "written": "q", "preemptions": "q", "cached_tokens": "q", "generated": "q",
+    "drafted": "q", "accepted": "q", "outcome": "q",
 }  # fmt: skip
 ROW: Final = Struct("".join(FIELDS.values()))
 
@@ -40,8 +40,7 @@ def pack_rows(rows: bytearray, requests: Sequence[Request], places: Iterable[int
             nan if r.first_token is None else r.first_token, nan if r.last_token is None else r.last_token,
             nan if r.finish is None else r.finish,
             nan if r.client_end is None else r.client_end, r.queued, r.prefilling, r.decoding, r.swapped,
-            r.state_since, r.written, r.preemptions, r.cached_tokens, r.generated, r.luck, r.drawn, r.drafted,
-            r.accepted,
+            r.state_since, r.written, r.preemptions, r.cached_tokens, r.generated, r.drafted, r.accepted,
             finished if outcome == "finished" else codes.setdefault(outcome or r.status, len(codes)),
         )  # fmt: skip
 
@@ -53,7 +52,7 @@ def restore(request: Request, row: Sequence[Any], codes: Sequence[str]) -> None:
     request.scheduled, request.first_token, request.last_token, request.finish, request.client_end = times
     request.queued, request.prefilling, request.decoding, request.swapped, request.state_since = row[8:13]
     request._written, request.preemptions, request.cached_tokens, generated = row[13:17]
-    request.luck, request.drawn, request.drafted, request.accepted, code = row[17:]
+    request.drafted, request.accepted, code = row[17:]
     if request.sampling is not None:
         request.sampling = restored_group(request.sampling.values, generated)
     if codes[code] in STATUSES:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import add
 from typing import Any, Optional
 
 import numpy as np
 import numpy.typing as npt
 from servesim.core import Request
-from servesim.engine.drafts import Drafts, draft_metrics
+from servesim.engine.drafts import draft_metrics
 from servesim.engine.fleet import Fleet
 from servesim.engine.replica import Replica
 from servesim.traces.trace import values_of
@@ -60,21 +59,21 @@ class Replicas:
 
 
 def request_table(
-    requests: Sequence[Request], replicas: Optional[Replicas], drafts: Sequence[Drafts] = ()
+    requests: Sequence[Request], replicas: Optional[Replicas], drafts: bool = False
 ) -> tuple[Sequence[str], Iterator[tuple[Any, ...]]]:
     """Return the columns and the rows of requests.csv: with drafts their tokens, in a fleet the replica."""
     columns: Sequence[str] = REQUEST_COLUMNS
     rows = request_rows(requests)
     if drafts:
-        columns, rows = (*columns, *DRAFTS), map(add, rows, map(partial(draft_cells, drafts[0]), requests))
+        columns, rows = (*columns, *DRAFTS), map(add, rows, map(draft_cells, requests))
     if replicas is not None:
         columns, rows = (*columns, REPLICA), ((*row, replicas.name_of(row[0])) for row in rows)
     return columns, rows
 
 
-def draft_cells(drafts: Drafts, request: Request) -> tuple[Optional[int], ...]:
+def draft_cells(request: Request) -> tuple[Optional[int], ...]:
     """Return the drafted and accepted tokens of a request; those of one with several answers are not counted."""
-    return (None, None) if request.sampling is not None else drafts.of_request(request)
+    return (None, None) if request.sampling is not None else (request.drafted, request.accepted)
 
 
 def imbalance(loads: Sequence[float]) -> float:

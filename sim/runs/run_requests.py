@@ -2,7 +2,7 @@
 
 A request in flight is an object. One that is done is a row of numbers, from which metrics, requests.csv and the rows of
 replicas are computed; what its client asked is in the trace. So the memory of a run grows with the requests in flight,
-and by 176 bytes for each other one. Who needs an object gets a new one with the values of the row.
+and by 160 bytes for each other one. Who needs an object gets a new one with the values of the row.
 
 Some engines read all requests at the start (`create_all`), because requests follow others or have several answers, for
 ranks in lock step, pools and changes in a cluster, and clients that see the end late.

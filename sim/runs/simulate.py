@@ -68,9 +68,9 @@ class Run:
     replicas: Optional[Replicas] = None  # in a fleet with more than one
 
     @property
-    def counted_drafts(self) -> Sequence[Drafts]:
-        """The drafts that are known of every request; none of a measured run."""
-        return self.drafts
+    def counts_drafts(self) -> bool:
+        """Whether the drafts of every request are known, if there are any; not of a measured run."""
+        return bool(self.drafts)
 
     @property
     def ran(self) -> Sequence[Request]:

@@ -83,7 +83,7 @@ def peak_bytes(settings: dict[str, Any]) -> int:
 
 @pytest.mark.parametrize("router", [None, "round-robin", "least-requests"])
 def test_memory_grows_with_the_requests_in_flight(router: Optional[str]) -> None:
-    """A request object takes 850 bytes, its row 176; the rest are the gaps between tokens and the replica by id.
+    """A request object takes 850 bytes, its row 160; the rest are the gaps between tokens and the replica by id.
 
     Up to four parts exist as objects, so the smaller run has more.
     """
