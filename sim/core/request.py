@@ -158,7 +158,7 @@ class Request(ClientRequest):
         self._admission = 0  # number of its newest admission in its server, or of its new place in the running queue
         self.drafts = 0  # guesses of its next tokens (speculative decoding)
         self.luck = 0  # its newest random number that says which of them are right; 0: none yet
-        self.drafted = self.accepted = 0  # guesses that were verified, and that were right; in the cohort they are old, too
+        self.drafted = self.accepted = 0  # verified guesses, and right ones; old in the cohort, as its tokens
         self._in_prefilling = False  # whether it is in its server's prefilling queue
         self._in_flight = 0  # tokens in flight, without those of the cohort
 

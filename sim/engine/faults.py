@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any, Callable, Final, Optional
 
 import simpy
-from servesim.core import Request, Shape, StepCost
+from servesim.core import Request, StepCost
 from servesim.core.request import reset_request
 from servesim.routers.router import Router
 
@@ -26,39 +26,21 @@ from .replica import Replica
 START: Final = "start"  # cause of an interrupt
 
 
-class Slowed(StepCost):
-    """The times of another cost model, multiplied by a factor."""
-
-    def __init__(self, cost: StepCost, factor: float) -> None:
-        self.cost = cost
-        self.factor = factor
-
-    @property
-    def deterministic(self) -> bool:
-        return self.cost.deterministic
-
-    def seconds(self, shape: Shape) -> float:
-        return self.factor * self.cost.seconds(shape)
-
-    def decode(self, rows: int, live: int, context: int) -> float:
-        line = self.linear_in_context(rows, live)
-        return self.factor * self.cost.decode(rows, live, context) if line is None else line[0] + line[1] * context
-
-    def linear_in_context(self, rows: int, live: int) -> Optional[tuple[float, float]]:
-        line = self.cost.linear_in_context(rows, live)
-        return None if line is None else (self.factor * line[0], self.factor * line[1])
-
-
 class ChangingFleet(Fleet):
-    """A fleet whose replicas come and go. `rebuild` returns a new loop for a replica."""
+    """A fleet whose replicas come and go.
+
+    `rebuild` returns a new loop for a replica, `slow_down` a cost model with the times of another one, multiplied.
+    """
 
     def __init__(
         self, replicas: Sequence[Replica], router: Router, requests: Sequence[Request], ask: Ask, seed: int,
-        staleness: float, rebuild: Callable[[int], Loop], changes: Changes,
+        staleness: float, rebuild: Callable[[int], Loop], slow_down: Callable[[StepCost, float], StepCost],
+        changes: Changes,
     ) -> None:  # fmt: skip
         super().__init__(replicas, router, requests, ask, seed, staleness, changes=True)
         self._requests = requests
         self._rebuild = rebuild
+        self._slow_down = slow_down
         self._changes = changes
         self._times = [fault.at for fault in changes.faults]  # heap of the times of changes
         heapify(self._times)
@@ -95,22 +77,22 @@ class ChangingFleet(Fleet):
         if fault.kind != "slow":
             self._replica_processes[fault.replica].interrupt(fault)
             return
-        cost = self._change_cost(fault.replica, None, fault.factor)
+        clock: Any = self.replicas[fault.replica].loop.clock
+        cost: StepCost = clock.cost
+        self._change_cost(fault.replica, self._slow_down(cost, fault.factor))
         if fault.recover is not None:
             heappush(self._times, fault.at + fault.recover)
             yield from self._sleep(fault.at + fault.recover)
             heappop(self._times)
-            self._change_cost(fault.replica, cost, 1.0)
+            self._change_cost(fault.replica, cost)
 
-    def _change_cost(self, number: int, cost: Optional[StepCost], factor: float) -> StepCost:
-        """Change the step times of a replica: multiply them by a factor, or use a cost model. Return the old one."""
+    def _change_cost(self, number: int, cost: StepCost) -> None:
+        """Use other step times of a replica from now on."""
         replica = self.replicas[number]
         replica.run_held(self._env.now)
         clock: Any = replica.loop.clock
-        old: StepCost = clock.cost
-        clock.change_cost(Slowed(old, factor) if cost is None else cost)
+        clock.change_cost(cost)
         self._replica_processes[number].interrupt()
-        return old
 
     def _run_replica(self, number: int) -> Generator[simpy.Event, Any, None]:
         replica = self.replicas[number]

@@ -9,6 +9,7 @@ from servesim.config.cluster import Cluster
 from servesim.config.memory import kv_bytes, model_layers
 from servesim.config.scenario import Scenario, scenario_of_pool
 from servesim.core import BadInput, Request
+from servesim.costs.derived import ScaledCost
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.engine.faults import ChangingFleet
 from servesim.engine.fleet import Fleet
@@ -49,7 +50,8 @@ def build_fleet(
     staleness = router.report_interval if cluster.staleness is None else cluster.staleness
     texts, seed = RouterTexts(text_of), scenario.seed
     if changes is not None:
-        return ChangingFleet(replicas, router, list(requests), texts, seed, staleness, build, changes), clocks
+        fleet = ChangingFleet(replicas, router, list(requests), texts, seed, staleness, build, ScaledCost, changes)
+        return fleet, clocks
     if not cluster.is_apart:
         return Fleet(replicas, router, requests, texts, seed, staleness), clocks
     transfers = build_transfers(scenario, cluster, replicas, cluster.decodes)
