@@ -15,6 +15,9 @@ from .acceptance import Acceptance, Proposals
 from .step import Verified
 
 Accept = Callable[[Request, int], int]  # of the next row of a request with drafts: how many the model accepts
+COUNT_BITS: Final = 7  # of a number of rows
+PACKED: Final = 4  # such numbers are in one: compiled code shifts a one by fewer than 32 bits
+COUNT_MASK: Final = 127
 UNKNOWN: Final = -1  # accepted drafts of a row that has not returned
 
 
@@ -37,6 +40,14 @@ class Drafts:
         self.rows += rows
         self.drafted += rows * self.tokens
         self.accepted += accepted
+
+    def count_walk(self, packed: int, sign: int) -> None:
+        """Add rows by accepted drafts, or take them back: COUNT_BITS of the number are those without one, and so on."""
+        accepted = 0
+        while packed:
+            self.counts[accepted] += sign * (packed & COUNT_MASK)
+            packed >>= COUNT_BITS
+            accepted += 1
 
     @property
     def accepted_at(self) -> list[int]:
