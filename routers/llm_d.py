@@ -147,9 +147,3 @@ def queue_scores(replicas: dict[int, Replica]) -> dict[int, float]:
 def load_score(waiting: int) -> float:
     """Return a score that falls with the waiting requests."""
     return LOAD_SHARE * (1 - min(waiting, QUEUE_LIMIT) / QUEUE_LIMIT)
-
-
-def prefills_remotely(size: int, matched_blocks: int, threshold: int, block_size: int = 16) -> bool:
-    """Whether a prompt of `size` bytes goes to a prefill replica; `threshold` counts uncached tokens, 0: never."""
-    tokens = size // CHARACTERS_PER_TOKEN
-    return threshold > 0 and tokens >= threshold and tokens - matched_blocks * block_size >= threshold

@@ -17,6 +17,7 @@ from servesim.calibrate.probe.host_overhead import fit_overhead, overhead_sample
 from servesim.config.user_code import use_access
 from servesim.core import BadInput, Request, Stuck
 from servesim.engine.clocks import WallClock
+from servesim.engine.kv_cache import CACHE_COUNTS
 from servesim.engine.work_totals import work_to_json
 from servesim.runs.decision_log import InMemoryLog
 
@@ -31,9 +32,6 @@ Emit = Callable[[Any], None]
 RESULT_FIELDS = (
     "visible_at", "scheduled", "first_token", "last_token", "finish", "client_end",
     "queued", "prefilling", "decoding", "swapped", "preemptions", "outcome", "reason", "cached_tokens",
-)  # fmt: skip
-CACHE_COUNTS = (
-    "requests", "queries", "hits", "preempted_requests", "preempted_queries", "preempted_hits", "evicted_blocks",
 )  # fmt: skip
 DRAFT_COUNTS = ("counts", "drafted", "lost")
 DRAFT_SUMS = ("rows", "accepted", "accepted_at")  # which follow from these

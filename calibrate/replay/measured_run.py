@@ -17,7 +17,6 @@ from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
 from servesim.costs.model_arithmetic import known_peak, model_of, stored_peak
 from servesim.engine.build import build_server
-from servesim.engine.drafts import Drafts
 from servesim.engine.work_totals import work_from_json
 from servesim.files.step_table import ModelCall, model_call, write_calls
 from servesim.runs.run_folder import (
@@ -70,8 +69,8 @@ class MeasuredRun(Run):
         return {**backend, "peak": stored_peak(known_peak(backend))}
 
     @property
-    def counted_drafts(self) -> Sequence[Drafts]:
-        return ()
+    def counts_drafts(self) -> bool:
+        return False
 
     @property
     def limit_metrics(self) -> dict[str, Any]:

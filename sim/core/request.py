@@ -18,7 +18,7 @@ PROGRESS_FIELDS = (
     "cached_tokens", "outcome", "reason", "visible_at", "received", "scheduled", "first_token", "last_token", "finish",
     "client_end", "queued", "prefilling", "decoding", "swapped", "state_since",
     "_written", "_cached", "_blocks", "_cohort", "_joined_step", "_finish_step", "_joined_busy_s",
-    "_in_prefilling", "_in_flight", "_admission", "drafts", "luck", "drawn", "drafted", "accepted",
+    "_in_prefilling", "_in_flight", "_admission", "drafts", "luck", "drafted", "accepted",
 )  # fmt: skip
 
 
@@ -154,7 +154,7 @@ class Request(ClientRequest):
         self._admission = 0  # number of its newest admission in its server, or of its new place in the running queue
         self.drafts = 0  # guesses of its next tokens (speculative decoding)
         self.luck = 0  # its newest random number that says which of them are right; 0: none yet
-        self.drawn = self.drafted = self.accepted = 0  # `Drafts.of_request` needs them
+        self.drafted = self.accepted = 0  # verified guesses, and right ones; old in the cohort, as its tokens
         self._in_prefilling = False  # whether it is in its server's prefilling queue
         self._in_flight = 0  # tokens in flight, without those of the cohort
 

@@ -48,14 +48,6 @@ class Acceptance:
             count += 1
         return count
 
-    def rows(self, request: Request) -> int:
-        """Return how many rows of a request have had a number."""
-        luck, count = first_luck(self.start, request.id), 0
-        while request.luck and luck != request.luck:
-            luck = luck * MULTIPLIER % MODULUS
-            count += 1
-        return count
-
     def _bounds_of(self, request: Request) -> list[int]:
         rate = request.acceptance
         assert rate is not None, f"{request} has no acceptance"

@@ -49,6 +49,7 @@ class Clock:
     """The time of a loop."""
 
     reads_longest = False  # whether it needs the longest context of the decoding rows of every step
+    idle_s = 0.0  # seconds without a model call, if it counts them
 
     def finish_call(self, step: Step, start: float, rules: EngineRules) -> float:
         """Wait until the model call of a step ends, or advance the time to its end. Return the end time."""

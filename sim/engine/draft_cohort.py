@@ -176,6 +176,8 @@ class DraftCohort(Cohort):
                 continue
             counts[accepted] = counts[accepted] + 1
             total += accepted
+            request.drafted += tokens
+            request.accepted += accepted
             request._written = written
             request._cached = cached = request._cached + 1 + accepted
             if cached + ahead > request._blocks * size:

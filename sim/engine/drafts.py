@@ -60,7 +60,6 @@ class Drafts:
 
     def draw(self, request: Request, drafts: int) -> int:
         """Return how many drafts of a row that returns are accepted."""
-        request.drawn += 1
         return min(self._accept(request, drafts), drafts)
 
     @property
@@ -86,14 +85,11 @@ class Drafts:
     def launch(self, chunk: Chunk, overlaps: bool, decodes: bool) -> Verified:
         """Count the drafts of a chunk as accepted. Return what the step will return."""
         request, drafts = chunk.request, chunk.drafts
-        padded = drafts > request.drafts
-        if padded:  # the only rows with drafts that draw no number
-            request.drafted += self.tokens
-            request.accepted -= 1
+        is_known = not drafts or drafts > request.drafts  # padded rows draw no number
         request._written += 1 + drafts
         request._in_flight += 1 + drafts
         request.drafts = self.tokens if overlaps else 0
-        return Verified(request, drafts, 0 if padded or not drafts else UNKNOWN, decodes)
+        return Verified(request, drafts, 0 if is_known else UNKNOWN, decodes)
 
     def offered(self, request: Request) -> int:
         """Return how many tokens the drafter guesses for the next step of a request."""
@@ -106,24 +102,9 @@ class Drafts:
         if row.drafts:
             self.drafted += row.drafts
             self.newest[row.accepted] += 1
+            row.request.drafted += row.drafts
+            row.request.accepted += row.accepted
         return row.accepted
-
-    def count_alone(self, row: Verified, tokens: int) -> None:
-        """Count a row of its own, of which the request gets these tokens."""
-        request = row.request
-        request.drafted += row.drafts
-        request.accepted += row.accepted - tokens
-        if row.drafts:
-            request.drafted -= self.tokens
-            request.accepted += 1
-
-    def of_request(self, request: Request) -> tuple[int, int]:
-        """Return the drafted and accepted tokens of a request that runs no more.
-
-        All rows but those that are counted alone have all drafts, and give it all accepted tokens and one more.
-        """
-        rows = request.drawn if self.model is None else self.model.rows(request)
-        return request.drafted + self.tokens * rows, request.accepted + request.written - rows
 
 
 def draft_metrics(servers: Sequence[Drafts]) -> dict[str, float]:

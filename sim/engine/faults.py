@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any, Callable, Final, Optional
 
 import simpy
-from servesim.core import Request, Shape, StepCost
+from servesim.core import Request, StepCost
 from servesim.core.request import reset_request
 from servesim.routers.router import Router
 
@@ -26,43 +26,21 @@ from .replica import Replica
 START: Final = "start"  # cause of an interrupt
 
 
-class Slowed(StepCost):
-    """The times of another cost model, multiplied by a factor."""
-
-    def __init__(self, cost: StepCost, factor: float) -> None:
-        self.cost = cost
-        self.factor = factor
-
-    @property
-    def deterministic(self) -> bool:
-        return self.cost.deterministic
-
-    def seconds(self, shape: Shape) -> float:
-        return self.factor * self.cost.seconds(shape)
-
-    def decode(self, rows: int, live: int, context: int) -> float:
-        line = self.linear_in_context(rows, live)
-        return self.factor * self.cost.decode(rows, live, context) if line is None else line[0] + line[1] * context
-
-    def linear_in_context(self, rows: int, live: int) -> Optional[tuple[float, float]]:
-        line = self.cost.linear_in_context(rows, live)
-        return None if line is None else (self.factor * line[0], self.factor * line[1])
-
-
 class ChangingFleet(Fleet):
-    """A fleet whose replicas come and go. `rebuild` returns a new loop for a replica."""
+    """A fleet whose replicas come and go.
+
+    `rebuild` returns a new loop for a replica, `slow_down` a cost model with the times of another one, multiplied.
+    """
 
     def __init__(
         self, replicas: Sequence[Replica], router: Router, requests: Sequence[Request], ask: Ask, seed: int,
-        staleness: float, rebuild: Callable[[int], Loop], changes: Changes,
+        staleness: float, rebuild: Callable[[int], Loop], slow_down: Callable[[StepCost, float], StepCost],
+        changes: Changes,
     ) -> None:  # fmt: skip
-        super().__init__(replicas, router, requests, ask, seed, staleness)
-        if self._is_static:
-            for replica in replicas:
-                self._attach(replica.loop)
-        self._is_static, self._is_coupled = False, True
+        super().__init__(replicas, router, requests, ask, seed, staleness, changes=True)
         self._requests = requests
         self._rebuild = rebuild
+        self._slow_down = slow_down
         self._changes = changes
         self._times = [fault.at for fault in changes.faults]  # heap of the times of changes
         heapify(self._times)
@@ -99,22 +77,22 @@ class ChangingFleet(Fleet):
         if fault.kind != "slow":
             self._replica_processes[fault.replica].interrupt(fault)
             return
-        cost = self._change_cost(fault.replica, None, fault.factor)
+        clock: Any = self.replicas[fault.replica].loop.clock
+        cost: StepCost = clock.cost
+        self._change_cost(fault.replica, self._slow_down(cost, fault.factor))
         if fault.recover is not None:
             heappush(self._times, fault.at + fault.recover)
             yield from self._sleep(fault.at + fault.recover)
             heappop(self._times)
-            self._change_cost(fault.replica, cost, 1.0)
+            self._change_cost(fault.replica, cost)
 
-    def _change_cost(self, number: int, cost: Optional[StepCost], factor: float) -> StepCost:
-        """Change the step times of a replica: multiply them by a factor, or use a cost model. Return the old one."""
+    def _change_cost(self, number: int, cost: StepCost) -> None:
+        """Use other step times of a replica from now on."""
         replica = self.replicas[number]
         replica.run_held(self._env.now)
         clock: Any = replica.loop.clock
-        old: StepCost = clock.cost
-        clock.change_cost(Slowed(old, factor) if cost is None else cost)
+        clock.change_cost(cost)
         self._replica_processes[number].interrupt()
-        return old
 
     def _run_replica(self, number: int) -> Generator[simpy.Event, Any, None]:
         replica = self.replicas[number]
@@ -128,19 +106,16 @@ class ChangingFleet(Fleet):
             cause = yield from self._sleep(emptied if is_drained else time, LAST + number)
             if isinstance(cause, Fault) and cause.kind == "crash":
                 self._crash(number)
-                yield from self._stay_away(number, self._after(cause.recover))
+                yield from self._stay_away(number, math.inf if cause.recover is None else self._env.now + cause.recover)
             elif isinstance(cause, Fault):
                 pause = cause.recover
                 self._drain(number)
             elif is_drained and replica.is_empty and emptied <= self._env.now:
                 if pause is None:
-                    self._stop_paying(number, emptied)
+                    self.replica_seconds += max(0.0, emptied - self._paid_since.pop(number, emptied))
                 self._leave(number)
                 yield from self._stay_away(number, math.inf if pause is None else emptied + pause)
                 pause = None
-
-    def _after(self, seconds: Optional[float]) -> float:
-        return math.inf if seconds is None else self._env.now + seconds
 
     def _stay_away(self, number: int, until: float) -> Generator[simpy.Event, Any, None]:
         """Wait until a replica comes back, by itself or because the rule starts it; then start it without requests."""
@@ -194,7 +169,7 @@ class ChangingFleet(Fleet):
         """Take the requests that are not done now. The results of the step that runs now are lost."""
         undone = [request for time, request in self._ended if time > now and self.replica_of[request.id] == number]
         for request in undone:
-            self._take_back_followers(request)
+            self.arrivals.take_back_end(request)
         running = [request for request in loop.server.all_requests() if request.status != "done"]
         for request in running:
             loop.abort(request, now, "its replica crashed")
@@ -204,19 +179,11 @@ class ChangingFleet(Fleet):
         self._ended.extend([(now, request) for request in taken])
         return taken
 
-    def _take_back_followers(self, request: Request) -> None:
-        """Undo the end of a request for those that follow it."""
-        followers = [entry[2] for entry in self._released if entry[2].follows == request.id]
-        if followers:
-            self._followers[request.id] = followers
-            self._released = [entry for entry in self._released if entry[2].follows != request.id]
-            heapify(self._released)
-
     def _send_again(self, request: Request, now: float) -> None:
         """Bring a request to the router again, as it was sent."""
         reset_request(request)
         request.arrival = request.visible_at = request.received = request.state_since = now
-        heappush(self._released, (now, request.serial, request))
+        self.arrivals.send_again(request, now)
         self.retried += 1
 
     def _lose(self, request: Request, now: float, reason: str) -> None:
@@ -225,7 +192,7 @@ class ChangingFleet(Fleet):
         request.finish = request.client_end = now
         if request.first_token is not None and request.first_token > now:
             request.first_token = None
-        self._release_followers(request, now)
+        self.arrivals.end(request, now)
 
     # What the router sees
 
@@ -240,7 +207,7 @@ class ChangingFleet(Fleet):
             self._outside = []
             for request in waiting:
                 request.arrival = request.visible_at = request.state_since = now
-                heappush(self._released, (now, request.serial, request))
+                self.arrivals.send_again(request, now)
             self._wake_router()
 
     def _notice_later(self, delay: float) -> Generator[simpy.Event, Any, None]:
@@ -274,8 +241,8 @@ class ChangingFleet(Fleet):
 
     def _finish(self) -> None:
         """Lose the requests that no replica could take, and those that follow them."""
-        while self._outside or self._released:
-            request = self._outside.pop() if self._outside else heappop(self._released)[2]
+        while self._outside or self.arrivals.next_arrival < math.inf:
+            request = self._outside.pop() if self._outside else self.arrivals.pop()
             self._lose(request, max(request.sent, self.now), "no replica was left")
         for number in self._alive:
             self.replicas[number].finish()
@@ -291,7 +258,7 @@ class ChangingFleet(Fleet):
 
     def _next_tick(self, scaling: Scaling) -> float:
         """Return the time of the next decision. Until a request comes, a fleet without work stays as it is."""
-        now, arrival = self._env.now, self._next_arrival()
+        now, arrival = self._env.now, self.arrivals.next_arrival
         rests = len(self._alive) == scaling.min and not (self._outside or self._returning or self._draining)
         if rests and now < arrival < math.inf and all(self.replicas[number].is_empty for number in self._alive):
             return now + scaling.interval * max(1, math.ceil((arrival - now) / scaling.interval))
@@ -299,7 +266,7 @@ class ChangingFleet(Fleet):
 
     def _has_work(self) -> bool:
         """Whether requests will come, or are there and can be served."""
-        if self._next_arrival() < math.inf or any(not self.replicas[number].is_empty for number in self._alive):
+        if self.arrivals.next_arrival < math.inf or any(not self.replicas[number].is_empty for number in self._alive):
             return True
         return bool(self._outside)
 
@@ -319,6 +286,3 @@ class ChangingFleet(Fleet):
         elif not waiting and len(serving) > scaling.min and not self._returning:
             self._drain(serving[-1])
             self._replica_processes[serving[-1]].interrupt()
-
-    def _stop_paying(self, number: int, now: float) -> None:
-        self.replica_seconds += max(0.0, now - self._paid_since.pop(number, now))

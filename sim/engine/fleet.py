@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from heapq import heappop, heappush
-from itertools import islice
 from operator import attrgetter
 from random import Random
 from typing import Any, Callable, Final, Optional
@@ -23,7 +21,7 @@ from servesim.routers.router import Replica as Reported
 from simpy.events import EventPriority
 
 from .exact_time import At
-from .inbox import PART
+from .inbox import PART, Inbox
 from .loop import Loop
 from .replica import Replica
 from .router_view import CachedTokens
@@ -41,13 +39,13 @@ class Fleet(Servers):
     def __init__(
         self, replicas: Sequence[Replica], router: Router, requests: Iterable[Request], ask: Ask, seed: int,
         staleness: float, transfers: Optional[Transfers] = None, decode: Optional[tuple[Router, Sequence[int]]] = None,
+        changes: bool = False,
     ) -> None:  # fmt: skip
         super().__init__([replica.loop for replica in replicas])
         self.replicas = list(replicas)
         self.router = router
         self.memory = router.memory(len(replicas))
         self.present = list(range(len(replicas)))
-        self.client_delay = replicas[0].loop.inbox.client_delay
         self.staleness = staleness  # seconds between two reports of the replicas; 0: they are always new
         self.replica_of: dict[Any, int] = {}  # by the id of a request
         self._ask = ask
@@ -56,18 +54,8 @@ class Fleet(Servers):
         self._asked: dict[Any, Asked] = {}  # of the requests in flight, if the router learns
         self._without_token: dict[Any, Request] = {}  # of these, if the router learns of first tokens
         self._random = Random(f"router {seed}")
-        self._source: Iterator[Request] = iter(())  # in order of arrival, with their serials; see Inbox
-        self._followers: dict[Any, list[Request]] = {}
-        if isinstance(requests, Iterator):
-            self._source, requests = requests, []
-        self._coming = sorted((r for r in requests if r.follows is None), key=attrgetter("sent"))
-        self._coming.reverse()  # the next one is the last
-        for serial, request in enumerate(requests):
-            request.serial = serial
-            if request.follows is not None:
-                self._followers.setdefault(request.follows, []).append(request)
-        streams = not self._coming and self._read_part()
-        self._released: list[tuple[float, int, Request]] = []  # followers, by their arrival
+        self.arrivals = Inbox(requests, client_delay=replicas[0].loop.inbox.client_delay)
+        self.arrivals.released_first = False
         self._ended: list[tuple[float, Request]] = []
         self.transfers = transfers  # prefill and decode on different replicas; `router` is that of the prefills
         self.decode_router = router if decode is None else decode[0]
@@ -77,11 +65,12 @@ class Fleet(Servers):
             self.present = [number for number in self.present if number not in self.decode_replicas]
             transfers.choose, transfers.deliver, transfers.wake = self._choose, self._deliver, self._wake
         # what a replica does may come to another one: a request that follows another one, or KV
-        self._is_coupled = bool(self._followers) or transfers is not None
+        self._is_coupled = bool(self.arrivals.followers) or transfers is not None or changes
         self._is_static = not self._is_coupled and not router.learns  # no choice depends on what the replicas do
-        for replica in replicas if not self._is_static else ():
-            self._attach(replica.loop)
+        for loop in self.loops if not self._is_static else ():
+            self._attach(loop)
         held = [loop.fast_forward for loop in self.loops if loop.fast_forward is not None]
+        streams = isinstance(requests, Iterator)
         self._runs_between = self._is_static and streams and all(each.may_pause for each in held)
         for loop in self.loops if self._runs_between else ():
             loop.holds = loop.pauses = True
@@ -93,7 +82,8 @@ class Fleet(Servers):
 
     def _attach(self, loop: Loop) -> None:
         """Let a loop tell the router what it does, and expect requests at any time."""
-        loop.inbox.ended, loop.inbox.stops_at_ends = self._ended, bool(self._followers) or loop.server.kept is not None
+        loop.inbox.ended = self._ended
+        loop.inbox.stops_at_ends = bool(self.arrivals.followers) or loop.server.kept is not None
         loop.fast_path, loop.holds, loop.pauses = False, True, True
 
     def run(self) -> float:
@@ -110,34 +100,35 @@ class Fleet(Servers):
             idle = [self.now - replica.loop.now + replica.idle_s for replica in self.replicas]
             self.idle_s = sum(idle) / len(idle)  # of a replica on average
         self._finish()
-        if self._followers:
-            unreleased = [request for followers in self._followers.values() for request in followers]
+        if unreleased := self.arrivals.unreleased():
             raise Stuck("these requests wait for a request that does not exist or never finished", unreleased, self.now)
         return self.now
 
     def _send_all(self) -> None:
-        """Send all requests. Before more are read from an iterator, the replicas run up to their arrival."""
-        while self._coming:
-            for _ in range(len(self._coming)):
-                request = self._pop()
-                self._send(request, request.sent)
-            for replica in self.replicas if self._coming and self._runs_between else ():
-                replica.loop.expects = True
-                replica.run_until(self._coming[-1].sent)
+        """Send all requests. If they are created when they are read, the replicas run in between."""
+        sent = 0
+        while self.arrivals.next_arrival < math.inf:
+            request = self.arrivals.pop()
+            self._send(request, request.sent)
+            sent += 1
+            if self._runs_between and sent % PART == 0 and self.arrivals.next_arrival < math.inf:
+                for replica in self.replicas:
+                    replica.loop.expects = True
+                    replica.run_until(self.arrivals.next_arrival)
         for replica in self.replicas:
             replica.loop.holds = False
 
     def _run_router(self) -> Generator[simpy.Event, Any, None]:
-        while self._is_coupled or self._next_arrival() < math.inf:
+        while self._is_coupled or self.arrivals.next_arrival < math.inf:
             if self._is_coupled:  # otherwise nothing happens that SimPy would have to order
-                yield from self._sleep(self._next_arrival())
-                if self._next_arrival() > self._env.now:
+                yield from self._sleep(self.arrivals.next_arrival)
+                if self.arrivals.next_arrival > self._env.now:
                     continue  # it was woken, because something has changed
-            time = self._next_arrival()
+            time = self.arrivals.next_arrival
             self._catch_up(time)
             self._tell_router(time)
-            while self._next_arrival() <= time:
-                self._send(self._pop(), time)
+            while self.arrivals.next_arrival <= time:
+                self._send(self.arrivals.pop(), time)
         for replica, process in zip(self.replicas, self._replica_processes):
             replica.loop.holds = False  # nothing comes any more
             process.interrupt()
@@ -152,7 +143,7 @@ class Fleet(Servers):
         replica = self.replicas[number]
         if self._is_coupled:  # a report may have run held steps, whose ends bring requests
             self._release()
-        replica.loop.expects = self._next_arrival() < math.inf
+        replica.loop.expects = self.arrivals.next_arrival < math.inf
         self._running = replica
         time = replica.run_until(self._horizon(number))
         self._running = None
@@ -181,30 +172,11 @@ class Fleet(Servers):
 
     def _horizon(self, number: int) -> float:
         """Return the time up to which nothing comes to a replica that is not known now."""
-        arrival = self._next_arrival()
-        if not self._followers and self.transfers is None:
+        arrival = self.arrivals.next_arrival
+        if not self.arrivals.followers and self.transfers is None:
             return arrival
         others = [other.next_event for place, other in enumerate(self.replicas) if place != number]
         return min(arrival, max(min(others, default=math.inf), math.nextafter(self._env.now, math.inf)))
-
-    def _next_arrival(self) -> float:
-        """Return when the next request that is known reaches the router."""
-        coming = self._coming[-1].sent if self._coming else math.inf
-        return min(coming, self._released[0][0]) if self._released else coming
-
-    def _pop(self) -> Request:
-        if self._released and (not self._coming or self._released[0][0] < self._coming[-1].sent):
-            return heappop(self._released)[2]
-        request = self._coming.pop()
-        if not self._coming:
-            self._read_part()
-        return request
-
-    def _read_part(self) -> bool:
-        """Read the next requests of an iterator. Return whether there are any."""
-        self._coming = list(islice(self._source, PART))
-        self._coming.reverse()
-        return bool(self._coming)
 
     def _send(self, request: Request, now: float) -> None:
         """Let the router choose a replica, and send the request to it."""
@@ -316,18 +288,13 @@ class Fleet(Servers):
 
     def _release(self) -> None:
         """Start the think time of requests whose predecessor has ended, go on after prefills, and wake the router."""
-        first = self._next_arrival()
+        first = self.arrivals.next_arrival
         for now, request in self._ended:
             if self.transfers is not None and (prefilled := self.transfers.ended(request, now)) is not None:
-                heappush(self._released, (now, prefilled.serial, prefilled))
-            self._release_followers(request, now)
-        if self._next_arrival() < first:
+                self.arrivals.send_again(prefilled, now)
+            self.arrivals.end(request, now)
+        if self.arrivals.next_arrival < first:
             self._wake_router()
-
-    def _release_followers(self, request: Request, now: float) -> None:
-        for follower in self._followers.pop(request.id, ()):
-            follower.sent = follower.arrival = now + max(follower.think_time, self.client_delay)
-            heappush(self._released, (follower.sent, follower.serial, follower))
 
     def _wake_router(self) -> None:
         if self._router_process is not None:

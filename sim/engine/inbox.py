@@ -7,7 +7,8 @@ the event loop of the engine is also blocked during a model call: a request that
 scheduler after call n + lag - 1. With lag 1, this is the end of call n. If the server is idle, the request is visible
 at once. Until the scheduler sees a request, its `arrival` is the time at which the front end has passed it on.
 
-Requests of an iterator are read when their arrival is next, so that few of them exist at a time.
+Requests of an iterator are read when their arrival is next, so that few of them exist at a time. The router of a fleet
+has an inbox without a front end.
 
 The client of a request that follows another one needs `client_delay` seconds after the answer. It gives up `timeout`
 seconds after it has sent a request, if the engine aborts such a request.
@@ -18,7 +19,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import islice
 from operator import attrgetter
 from typing import Any, Final, Optional
@@ -33,8 +34,8 @@ class Inbox:
 
     __slots__ = (
         "_coming", "_direct", "_next", "_next_serial", "_open", "_passed_on", "_released", "_source", "client_delay",
-        "delayed", "end_lag", "ended", "followers", "lag", "next_arrival", "per_request", "per_token", "reports_ends",
-        "seconds", "stops_at_ends", "timeout",
+        "delayed", "end_lag", "ended", "followers", "lag", "next_arrival", "per_request", "per_token", "released_first",
+        "reports_ends", "seconds", "stops_at_ends", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +74,7 @@ class Inbox:
         self._direct = self.lag == 1
         self._next_serial = len(all_requests)
         self._released: list[tuple[float, int, Request]] = []  # followers whose predecessor has finished
+        self.released_first = True  # at equal times, before requests of the trace
         self.reports_ends = bool(self.followers)
         self.ended: Optional[list[tuple[float, Request]]] = None  # in a fleet: when requests ended, for the router
         self.stops_at_ends = False  # in a fleet: an end here may bring a request at the router
@@ -86,7 +88,7 @@ class Inbox:
         """Move arrivals up to now to `delayed`. `calls` model calls have ended; they arrived during the last one."""
         visible_after = calls + self.lag - 1
         while self.next_arrival <= now:
-            self.delayed.append((visible_after, self._pop()))
+            self.delayed.append((visible_after, self.pop()))
 
     def pop_visible(self, now: float, calls: int, idle: bool) -> list[Request]:
         """Return the requests that become visible now, in order of arrival. `idle`: no call blocks the front end."""
@@ -119,7 +121,7 @@ class Inbox:
         self._update_next_arrival()
 
     def send_again(self, request: Request, time: float) -> None:
-        """Tell the server at a time that the KV of a request that it knows has been copied."""
+        """Let a request arrive once more at a time, for example because its KV has been copied."""
         heappush(self._released, (time, request.serial, request))
         self._update_next_arrival()
 
@@ -140,6 +142,15 @@ class Inbox:
                 request.sent = request.visible_at = now + max(request.think_time, self.client_delay)
                 request.state_since = request.sent
                 self._release(request)
+            self._update_next_arrival()
+
+    def take_back_end(self, ended: Request) -> None:
+        """Let the requests that follow this one wait again: it has not ended."""
+        followers = [entry[2] for entry in self._released if entry[2].follows == ended.id]
+        if followers:
+            self.followers[ended.id] = followers
+            self._released = [entry for entry in self._released if entry[2].follows != ended.id]
+            heapify(self._released)
             self._update_next_arrival()
 
     def _release(self, request: Request) -> None:
@@ -180,8 +191,10 @@ class Inbox:
         """Return the requests whose predecessor has not finished or does not exist."""
         return [request for followers in self.followers.values() for request in followers]
 
-    def _pop(self) -> Request:
-        if self._released and self._released[0][0] == self.next_arrival:
+    def pop(self) -> Request:
+        """Return the request of the next arrival."""
+        is_released = bool(self._released) and self._released[0][0] == self.next_arrival
+        if is_released and (self.released_first or self._arrival(self._next) > self.next_arrival):
             request = heappop(self._released)[2]
         else:
             request = self._coming[self._next]

@@ -8,12 +8,16 @@ cache while it plans a step, and `make_cache` (cache_draft.py) makes both. The c
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Optional
+from typing import Final, Optional
 
 from servesim.core import BlockPool, Chunk, Request
 
 from .host_cache import HostCache
 from .texts import Text
+
+CACHE_COUNTS: Final = (
+    "requests", "queries", "hits", "preempted_requests", "preempted_queries", "preempted_hits", "evicted_blocks",
+)  # fmt: skip
 
 
 class PrefixCacheStats:
@@ -47,13 +51,8 @@ class PrefixCacheStats:
 
     def add(self, other: PrefixCacheStats) -> None:
         """Add the counts of another server."""
-        self.requests += other.requests
-        self.queries += other.queries
-        self.hits += other.hits
-        self.preempted_requests += other.preempted_requests
-        self.preempted_queries += other.preempted_queries
-        self.preempted_hits += other.preempted_hits
-        self.evicted_blocks += other.evicted_blocks
+        for name in CACHE_COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def count(self, request: Request, cached: int) -> None:
         """Count an admission or a lookup."""

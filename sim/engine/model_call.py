@@ -350,7 +350,6 @@ def _deliver_row(server: Server, cohort: DraftCohort, step: Step, row: Verified,
         tokens -= excess
         request._written -= excess
         drafts.lost += accepted - min(tokens, accepted)
-    drafts.count_alone(row, tokens)
     _note_token(server, request, now)
     if row.decodes:
         request.decoding += now - step.start

@@ -176,5 +176,5 @@ def _decode_some(server: Server, chunks: Sequence[Chunk], step: Step) -> None:
             server.prefix_cache.update_all()
         step.paused = [r for r in server.running if r._cohort is not None and r not in chosen]
         for request in step.paused:
-            server.leave_cohort(request)
+            server.cohort.leave(request, server.cohort.in_flight > 0)
     start_decode(server, step)

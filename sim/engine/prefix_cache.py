@@ -47,10 +47,6 @@ class PrefixCache(KvCache):
         self.drops_last = False  # the last matching block of a lookup is not used
         self.appends_all = appends_all  # also partly filled blocks go to the back
 
-    def free_runs(self) -> list[Run]:
-        """Return the runs of the free list, the next one first."""
-        return self.free_list.runs()
-
     @property
     def idle_blocks(self) -> int:
         """The free blocks that hold text. If all blocks are appended, partly filled ones count too."""
@@ -232,7 +228,7 @@ class PrefixCache(KvCache):
         self.update_all()
         if self.host is not None:
             self.host.check()
-        free = self.free_runs()
+        free = self.free_list.runs()
         listed = self.blank + sum(run.length for run in free)
         assert listed == self.count == self.pool.free, f"{listed} blocks in the free list, {self.pool.free} are free"
         holders: dict[Run, int] = {}

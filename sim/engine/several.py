@@ -1,4 +1,4 @@
-"""What several servers have in common: the totals of all of them count as those of the first."""
+"""The servers of a run, one or several: the totals of all of them count as those of the first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .work_totals import KindTotals
 
 
 class Servers:
-    """The loops of several servers. The first server gets the totals of all."""
+    """The loops of the servers; here of one, which runs alone. The first server gets the totals of all."""
 
     def __init__(self, loops: Sequence[Loop]) -> None:
         self.loops = list(loops)
@@ -33,7 +33,12 @@ class Servers:
 
     def run(self) -> float:
         """Run until all requests are done. Return the time."""
-        raise NotImplementedError
+        loop = self.loops[0]
+        try:
+            loop.run()
+        finally:  # also if it is stuck
+            self.now, self.idle_s = loop.now, loop.clock.idle_s
+        return self.now
 
     def metrics(self) -> dict[str, Any]:
         """Return what the results say about these servers beside the totals."""

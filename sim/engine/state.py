@@ -224,10 +224,6 @@ class ServerState:
         self.running.remove(request)
         request.preemptions += 1
 
-    def leave_cohort(self, request: Request) -> None:
-        """Remove a request from the cohort; if its newest token is in flight, that will be delivered."""
-        self.cohort.leave(request, self.cohort.in_flight > 0)
-
     def drop_token_in_flight(self, request: Request) -> None:
         """Throw away the token of a request whose step has not returned."""
         if self.draft_cohort is not None and request._cohort is not None:

@@ -71,7 +71,7 @@ def goes_apart(tokens: int, cached: int, minimum: Optional[int]) -> bool:
 class Transfers:
     """The copies of a fleet."""
 
-    def __init__(self, settings: TransferSettings, ports: Sequence[Port]) -> None:
+    def __init__(self, settings: TransferSettings) -> None:
         self.settings = settings
         self.count = 0
         self.bytes = 0.0
@@ -80,14 +80,18 @@ class Transfers:
         self.held_block_s = 0.0  # blocks that prefill replicas held after the prefill, times seconds
         self.moves: dict[Request, Move] = {}  # by the request of the client, until its KV is there
         self.copies: dict[Request, Move] = {}  # by the copy, until its blocks are free
-        self._ports = ports
+        self._ports: list[Port] = []  # by number of the replica
         self._free_at: dict[tuple[int, int], float] = {}  # when a link has carried its copies
         # set by the fleet: choose a replica (for a decode?), send a request to one, wake one
         self.choose: Callable[[bool, Request], int] = no_fleet
         self.deliver: Callable[[int, Request], object] = no_fleet
         self.wake: Callable[[int], object] = no_fleet
-        for number, port in enumerate(ports):
-            port.transfers, port.number = self, number
+
+    def add_port(self, server: Server, inbox: Inbox, prefills: bool) -> Port:
+        """Return the port of the next replica."""
+        port = Port(self, server, inbox, prefills)
+        self._ports.append(port)
+        return port
 
     def send(self, request: Request, now: float) -> None:
         """Send a request that has arrived, or whose prefill has ended, to the replica whose turn it is."""
@@ -188,13 +192,12 @@ def no_fleet(*_: object) -> Any:
 class Port:
     """The KV that leaves or enters one server."""
 
-    __slots__ = ("_arrived", "inbox", "number", "queue", "server", "transfers")
+    __slots__ = ("_arrived", "inbox", "queue", "server", "transfers")
 
-    def __init__(self, server: Server, inbox: Inbox, prefills: bool) -> None:
+    def __init__(self, transfers: Transfers, server: Server, inbox: Inbox, prefills: bool) -> None:
+        self.transfers = transfers
         self.server = server
         self.inbox = inbox
-        self.number = 0
-        self.transfers: Optional[Transfers] = None
         self.queue: deque[Request] = deque()  # they wait for blocks; requests without a copy behind them wait, too
         self._arrived: deque[Move] = deque()  # their KV is there, and they wait for a slot
         if prefills:
@@ -221,7 +224,6 @@ class Port:
 
     def _takes(self, request: Request, now: float, visible_at: float) -> bool:
         server, transfers = self.server, self.transfers
-        assert transfers is not None
         if server.kept is not None:
             if request.status != "done":
                 server.kept[request] = 0
@@ -247,7 +249,7 @@ class Port:
         request, copy, server = move.request, move.copy, self.server
         if move.failure is not None:
             drop_reserved(server, request)
-            del self._moves[request]
+            del self.transfers.moves[request]
             self.fail(request, now, *move.failure)
             return
         request.queued += copy.queued
@@ -259,11 +261,6 @@ class Port:
             request.arrival = request.visible_at
         self._arrived.append(move)
 
-    @property
-    def _moves(self) -> dict[Request, Move]:
-        assert self.transfers is not None
-        return self.transfers.moves
-
     def advance(self, now: float) -> None:
         """Before a decision: run requests whose KV is there, and allocate the blocks of those that wait."""
         while self._arrived and self.server.rules.may_join(self.server):
@@ -271,14 +268,13 @@ class Port:
         started = 0
         while self.queue:
             request = self.queue[0]
-            move = self._moves.get(request)
+            move = self.transfers.moves.get(request)
             if move is None:
                 self._to_scheduler(request)
             elif self._is_late(move, now):
                 self._give_up(move, now)
             elif self._allocate(request, now, started):
                 started += 1
-                assert self.transfers is not None
                 self.transfers.allocated(move, now)
             else:
                 return
@@ -297,7 +293,7 @@ class Port:
 
     def _join(self, move: Move, now: float) -> None:
         request, server = move.request, self.server
-        del self._moves[request]
+        del self.transfers.moves[request]
         request.queued += now - move.arrives
         request.state_since = now
         if server.rules.recomputes_last:
@@ -318,16 +314,14 @@ class Port:
         self.inbox.expect_timeout(request)
 
     def _is_late(self, move: Move, now: float) -> bool:
-        assert self.transfers is not None
         settings = self.transfers.settings
         since = move.request.visible_at if settings.loads_first else move.ready
         return settings.timeout is not None and now >= since + settings.timeout
 
     def _give_up(self, move: Move, now: float) -> None:
         """Let a request fail whose KV is gone, or compute its prompt here."""
-        assert self.transfers is not None
         settings = self.transfers.settings
-        del self._moves[move.request]
+        del self.transfers.moves[move.request]
         if settings.loads_first:
             del self.transfers.copies[move.copy]
         if settings.recompute:

@@ -130,7 +130,7 @@ def run_scenario(
 
 def result_of(run: Run, log: Optional[Sequence[Mapping[str, Any]]] = None) -> Result:
     """Return a run as frames."""
-    columns, cells = request_table(run.requests, run.replicas, run.counted_drafts)
+    columns, cells = request_table(run.requests, run.replicas, run.counts_drafts)
     rows = [dict(zip(columns, row)) for row in cells]
     decisions = None if log is None else decisions_of(log)
     return Result(run.scenario.model_dump(mode="json"), run.result(), replay_requests(rows), decisions)

@@ -28,7 +28,7 @@ def split_answers(requests: Sequence[Request], rules: EngineRules) -> Answers:
     several = [request for request in requests if request.sampling is not None]
     if rules.sequence_groups or not several:
         return {}
-    answers = {request.id: _split(request) for request in several}
+    answers = {request.id: split(request) for request in several}
     for request in requests:
         if request.follows in answers:
             raise BadInput(
@@ -38,7 +38,8 @@ def split_answers(requests: Sequence[Request], rules: EngineRules) -> Answers:
     return answers
 
 
-def _split(request: Request) -> list[Request]:
+def split(request: Request) -> list[Request]:
+    """Return one request for each answer to a request with several."""
     sampling, content = request.sampling, request.content
     assert sampling is not None
     advice = "the preset vllm-0.6.1 has it"

@@ -9,6 +9,7 @@ from servesim.config.cluster import Cluster
 from servesim.config.memory import kv_bytes, model_layers
 from servesim.config.scenario import Scenario, scenario_of_pool
 from servesim.core import BadInput, Request
+from servesim.costs.derived import ScaledCost
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.engine.faults import ChangingFleet
 from servesim.engine.fleet import Fleet
@@ -16,7 +17,7 @@ from servesim.engine.loop import Loop
 from servesim.engine.replica import Replica
 from servesim.engine.router_view import RouterTexts
 from servesim.engine.simulated import SimulatedClock
-from servesim.engine.transfers import Port, Transfers, TransferSettings
+from servesim.engine.transfers import Transfers, TransferSettings
 from servesim.routers.simple import RoundRobin
 
 from .build import build_simulation
@@ -49,7 +50,8 @@ def build_fleet(
     staleness = router.report_interval if cluster.staleness is None else cluster.staleness
     texts, seed = RouterTexts(text_of), scenario.seed
     if changes is not None:
-        return ChangingFleet(replicas, router, list(requests), texts, seed, staleness, build, changes), clocks
+        fleet = ChangingFleet(replicas, router, list(requests), texts, seed, staleness, build, ScaledCost, changes)
+        return fleet, clocks
     if not cluster.is_apart:
         return Fleet(replicas, router, requests, texts, seed, staleness), clocks
     transfers = build_transfers(scenario, cluster, replicas, cluster.decodes)
@@ -73,9 +75,7 @@ def build_transfers(
         loads_first or keys.choose == "decode_first", loads_first, keys.min_uncached_tokens, keys.timeout,
         keys.on_timeout == "recompute",
     )  # fmt: skip
-    ports = []
+    transfers = Transfers(settings)
     for number, replica in enumerate(replicas):
-        loop = replica.loop
-        loop.port = Port(loop.server, loop.inbox, number not in decodes)
-        ports.append(loop.port)
-    return Transfers(settings, ports)
+        replica.loop.port = transfers.add_port(replica.loop.server, replica.loop.inbox, number not in decodes)
+    return transfers

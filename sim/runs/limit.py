@@ -54,59 +54,58 @@ class Limit(NamedTuple):
     saturated: bool  # requests arrive faster than they finish
 
 
+class Shares(NamedTuple):
+    """The parts of the time of a run from which its limit follows."""
+
+    slots: float  # in which the first waiting request lacked a slot, and so on
+    budget: float
+    blocks: float
+    busy: float  # in model calls
+    front_end: float  # mean seconds until the scheduler sees a request
+    ttft: float  # mean seconds
+
+    @property
+    def waiting(self) -> float:
+        """The share of the time in which a request lacked something."""
+        return self.slots + self.budget + self.blocks
+
+
 def limit_of(run: Run) -> Limit:
     """Return what limits a simulated run."""
-    saturated = is_saturated(run.requests, run.measures.times)
-    kind = _kind(run, saturated)
-    text = TEXTS[kind](run)
+    saturated, shares = is_saturated(run.requests), shares_of(run)
+    kind = kind_of(run, shares, saturated)
+    text = text_of(run, shares, kind)
     if saturated:
         text = f"more load than it can serve, requests arrive faster than they finish; {text}"
     if run.replicas is not None:
-        text += f" (means over {len(run.replicas.rows)} replicas; {busiest_text(run.replicas)})"
-    text = text[0].upper() + text[1:]
-    return Limit(kind, text, saturated)
+        busiest = run.replicas.busiest
+        share = f"{busiest['name']} is the busiest: {100 * busiest['busy']:.0f} % of the time in model calls"
+        text += f" (means over {len(run.replicas.rows)} replicas; {share})"
+    return Limit(kind, text[0].upper() + text[1:], saturated)
 
 
-def _kind(run: Run, saturated: bool) -> Kind:
-    if front_end_seconds(run) > FRONT_END * mean_ttft(run):
+def shares_of(run: Run) -> Shares:
+    """Return the parts of the time of a run."""
+    waits, done, table = run.server.waits.metrics(run.end), run.measures.done, run.measures.requests
+    return Shares(
+        waits["waiting_slots"],
+        waits["waiting_budget"],
+        waits["waiting_blocks"],
+        run.busy_seconds / run.end if run.end else 0.0,
+        sum_in_order((table.column("visible_at") - table.column("sent"))[done]) / max(1, len(done)),
+        float(run.measures.ttft.mean()) if len(done) else 0.0,
+    )
+
+
+def kind_of(run: Run, shares: Shares, saturated: bool) -> Kind:
+    """Return what limits a run."""
+    if shares.front_end > FRONT_END * shares.ttft:
         return "front end"
-    waiting = waiting_share(run)
-    if waiting >= MIN_WAITING or (saturated and waiting):
+    if shares.waiting >= MIN_WAITING or (saturated and shares.waiting):
         lacks: tuple[Kind, ...] = ("slots", "budget", "blocks")
-        lack = max(lacks, key=lambda kind: share(run, kind))
+        lack = max(lacks, key=lambda kind: float(getattr(shares, kind)))
         return lack if larger_steps_help(run, lack == "budget") else "compute"
-    return "compute" if saturated or (busy_share(run) >= MIN_BUSY and slowdown(run) >= SLOW) else "none"
-
-
-def busiest_text(replicas: Replicas) -> str:
-    busiest = replicas.busiest
-    return f"{busiest['name']} is the busiest: {percent(busiest['busy'])} of the time in model calls"
-
-
-def share(run: Run, lack: str) -> float:
-    """Return the share of the time in which the first waiting request lacked something."""
-    return run.server.waits.metrics(run.end)[f"waiting_{lack}"]
-
-
-def waiting_share(run: Run) -> float:
-    """Return the share of the time in which a request lacked something."""
-    return sum(run.server.waits.metrics(run.end).values())
-
-
-def busy_share(run: Run) -> float:
-    """Return the share of the time in model calls."""
-    return run.busy_seconds / run.end if run.end else 0.0
-
-
-def mean_ttft(run: Run) -> float:
-    """Return the mean TTFT of the finished requests in seconds."""
-    return float(run.measures.ttft.mean()) if len(run.measures.ttft) else 0.0
-
-
-def front_end_seconds(run: Run) -> float:
-    """Return the mean seconds until the scheduler sees a request."""
-    done, table = run.measures.done, run.measures.requests
-    return sum_in_order((table.column("visible_at") - table.column("sent"))[done]) / max(1, len(done))
+    return "compute" if saturated or (shares.busy >= MIN_BUSY and slowdown(run) >= SLOW) else "none"
 
 
 def slowdown(run: Run) -> float:
@@ -149,65 +148,42 @@ def mean_shape(work: KindTotals, steps: float) -> Shape:
     return Shape(*map(round, sizes))._replace(drafts=round(work.draft_tokens / steps))
 
 
-def setting(run: Run, *names: str) -> str:
-    """Return the fields of the policy that move a limit, with their values."""
-    server = run.server
+def text_of(run: Run, shares: Shares, kind: Kind) -> str:
+    """Return what limits a run in a sentence, with the setting that moves this limit."""
+    busy = f"{100 * shares.busy:.0f} %"
+    if kind == "none":
+        waiting = f"requests wait for the scheduler in {100 * shares.waiting:.0f} % of the time"
+        return f"nothing limits this run: {waiting}; model calls run in {busy}"
+    if kind == "front end":
+        return (
+            f"the front end limits this run: {1e3 * shares.front_end:.0f} of {1e3 * shares.ttft:.0f} ms of the mean "
+            "TTFT pass before the scheduler sees a request; engine.front_end has its times"
+        )
+    if kind == "compute":
+        why = f"a token takes {slowdown(run):.1f} times as long as one of a request alone"
+        if shares.waiting >= MIN_WAITING:
+            why = "larger steps would take longer in proportion"
+        more = "more devices" if run.replicas is None else "more replicas"
+        return (
+            f"the device limits this run: model calls run in {busy} of the time, and {why}; "
+            f"no setting of the scheduler moves this limit, but {more} do"
+        )
+    limits, lacked = {
+        "slots": ("slots limit", "a slot"),
+        "budget": ("the budget of a step limits", "a place in the step"),
+        "blocks": ("KV blocks limit", "KV blocks"),
+    }[kind]
+    advice = f"; a larger {settings} moves this limit" if (settings := settings_of(run, kind)) else ""
+    share = f"{100 * float(getattr(shares, kind)):.0f} %"
+    return f"{limits} this run: a request waited for {lacked} in {share} of the time{advice}"
+
+
+def settings_of(run: Run, kind: str) -> str:
+    """Return the settings that move a limit, with their values."""
+    engine, server = run.scenario.engine, run.server
+    if kind == "blocks":
+        memory = "engine.gpu_memory_utilization or engine.device_memory"
+        return f"engine.num_blocks ({engine.num_blocks})" if engine.device_memory is None else memory
+    names = (server.rules.slots_field,) if kind == "slots" else server.rules.budget_fields
     values = {name: server.rules.setting(server.policy, name) for name in names}
     return " or ".join(f"policy.{name} ({value})" for name, value in values.items() if value is not None)
-
-
-def percent(part: float) -> str:
-    return f"{100 * part:.0f} %"
-
-
-def waiting_text(run: Run, lack: str, lacked: str, settings: str) -> str:
-    advice = f"; a larger {settings} moves this limit" if settings else ""
-    return f"this run: a request waited for {lacked} in {percent(share(run, lack))} of the time{advice}"
-
-
-def slots_text(run: Run) -> str:
-    return f"slots limit {waiting_text(run, 'slots', 'a slot', setting(run, run.server.rules.slots_field))}"
-
-
-def budget_text(run: Run) -> str:
-    settings = setting(run, *run.server.rules.budget_fields)
-    return f"the budget of a step limits {waiting_text(run, 'budget', 'a place in the step', settings)}"
-
-
-def blocks_text(run: Run) -> str:
-    engine = run.scenario.engine
-    settings = f"engine.num_blocks ({engine.num_blocks})"
-    if engine.device_memory is not None:
-        settings = "engine.gpu_memory_utilization or engine.device_memory"
-    return f"KV blocks limit {waiting_text(run, 'blocks', 'KV blocks', settings)}"
-
-
-def compute_text(run: Run) -> str:
-    why = f"model calls run in {percent(busy_share(run))} of the time, and "
-    if waiting_share(run) >= MIN_WAITING:
-        why += "larger steps would take longer in proportion"
-    else:
-        why += f"a token takes {slowdown(run):.1f} times as long as one of a request alone"
-    more = "more devices" if run.replicas is None else "more replicas"
-    return f"the device limits this run: {why}; no setting of the scheduler moves this limit, but {more} do"
-
-
-def front_end_text(run: Run) -> str:
-    parts = f"{1e3 * front_end_seconds(run):.0f} of {1e3 * mean_ttft(run):.0f} ms"
-    return (
-        f"the front end limits this run: {parts} of the mean TTFT pass before the scheduler sees a request; "
-        "engine.front_end has its times"
-    )
-
-
-def none_text(run: Run) -> str:
-    waiting, busy = percent(waiting_share(run)), percent(busy_share(run))
-    return (
-        f"nothing limits this run: requests wait for the scheduler in {waiting} of the time; model calls run in {busy}"
-    )
-
-
-TEXTS = {
-    "slots": slots_text, "budget": budget_text, "blocks": blocks_text, "compute": compute_text,
-    "front end": front_end_text, "none": none_text,
-}  # fmt: skip

@@ -178,7 +178,7 @@ class Metrics:
         self.e2el: Array = table.column("client_end")[done] - sent
         self.tpot_of: Array = time_per_token(self.ttft, self.e2el, output)
         self.tpot: Array = self.tpot_of[output > 1]
-        self.outputs = int(table.generated[done].sum())
+        self.outputs = int(table.column("generated")[done].sum())
         self.inputs = int(table.column("prompt")[done].sum())
         self.makespan = makespan(*self.times)
         self.good = self._good(self._slo)

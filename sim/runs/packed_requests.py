@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from struct import Struct
-from typing import Any, Final, Optional
+from typing import Any, Final
 
 from servesim.core import Request
 from servesim.core.request import CLIENT_FIELDS
+from servesim.core.sampling import restored_group
 from servesim.engine.server import Server
 
 STATUSES: Final = ("outside", "waiting", "running", "swapped")  # of requests without an outcome
@@ -19,7 +20,8 @@ STATUSES: Final = ("outside", "waiting", "running", "swapped")  # of requests wi
 FIELDS: Final = {
     "sent": "d", "arrival": "d", "visible_at": "d", "scheduled": "d", "first_token": "d", "last_token": "d",
     "finish": "d", "client_end": "d", "queued": "d", "prefilling": "d", "decoding": "d", "swapped": "d",
-    "state_since": "d", "written": "q", "preemptions": "q", "cached_tokens": "q", "outcome": "q",
+    "state_since": "d", "written": "q", "preemptions": "q", "cached_tokens": "q", "generated": "q",
+    "drafted": "q", "accepted": "q", "outcome": "q",
 }  # fmt: skip
 ROW: Final = Struct("".join(FIELDS.values()))
 
@@ -38,7 +40,7 @@ def pack_rows(rows: bytearray, requests: Sequence[Request], places: Iterable[int
             nan if r.first_token is None else r.first_token, nan if r.last_token is None else r.last_token,
             nan if r.finish is None else r.finish,
             nan if r.client_end is None else r.client_end, r.queued, r.prefilling, r.decoding, r.swapped,
-            r.state_since, r.written, r.preemptions, r.cached_tokens,
+            r.state_since, r.written, r.preemptions, r.cached_tokens, r.generated, r.drafted, r.accepted,
             finished if outcome == "finished" else codes.setdefault(outcome or r.status, len(codes)),
         )  # fmt: skip
 
@@ -49,7 +51,10 @@ def restore(request: Request, row: Sequence[Any], codes: Sequence[str]) -> None:
     times = [None if math.isnan(time) else time for time in row[3:8]]
     request.scheduled, request.first_token, request.last_token, request.finish, request.client_end = times
     request.queued, request.prefilling, request.decoding, request.swapped, request.state_since = row[8:13]
-    request._written, request.preemptions, request.cached_tokens, code = row[13:]
+    request._written, request.preemptions, request.cached_tokens, generated = row[13:17]
+    request.drafted, request.accepted, code = row[17:]
+    if request.sampling is not None:
+        request.sampling = restored_group(request.sampling.values, generated)
     if codes[code] in STATUSES:
         request.status = codes[code]
     else:
@@ -75,24 +80,22 @@ def mark_client_timeouts(requests: Sequence[Request], after: float) -> None:
             request.client_end = request.sent + after
 
 
-def find_change(
-    server: Server, before: Sequence[tuple[Any, ...]], requests: Sequence[Request]
-) -> Optional[tuple[Request, str]]:
-    """Return the first request, and its field, that no longer has the value of the client or of the server.
+def find_change(server: Server, before: Sequence[Request], requests: Sequence[Request]) -> str:
+    """Return the field that no longer has the value of the client or of the server; empty if all have.
 
-    `before`: the client fields of the requests when the client sent them.
+    `before`: the same requests as the client sent them.
     """
     arrival_is_send_time = server.rules.arrival_is_send_time
-    for request, old_fields in zip(requests, before):
-        if request.client_fields() != old_fields:
-            for name, old, new in zip(CLIENT_FIELDS, old_fields, request.client_fields()):
-                if old != new and (name != "arrival" or request.follows is None):  # a follower is sent later
-                    return request, "sent" if name == "arrival" else name
+    for request, old in zip(requests, before):
+        if request.client_fields() != old.client_fields():
+            for name, asked, now in zip(CLIENT_FIELDS, old.client_fields(), request.client_fields()):
+                if asked != now and (name != "arrival" or request.follows is None):  # a follower is sent later
+                    return "sent" if name == "arrival" else name
         if request.status == "outside":
             continue
         if request.arrival != (request.sent if arrival_is_send_time else request.visible_at):
-            return request, "arrival"
+            return "arrival"
         most = server.limits.most_tokens(request)
         if (request.max_tokens, request.stop_at) != (most, min(request.output, most)):
-            return request, "max_tokens" if request.max_tokens != most else "stop_at"
-    return None
+            return "max_tokens" if request.max_tokens != most else "stop_at"
+    return ""

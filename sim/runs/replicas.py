@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import add
 from typing import Any, Optional
 
+import numpy as np
+import numpy.typing as npt
 from servesim.core import Request
-from servesim.engine.drafts import Drafts, draft_metrics
+from servesim.engine.drafts import draft_metrics
 from servesim.engine.fleet import Fleet
 from servesim.engine.replica import Replica
+from servesim.traces.trace import values_of
 
 from .request_rows import COLUMNS as REQUEST_COLUMNS
-from .request_rows import Served, request_rows, served_totals
+from .request_rows import plain, request_rows, sum_in_order
+from .run_requests import RunRequests
 
 REPLICA, DRAFTS = "replica", ("drafted", "accepted")  # columns of requests.csv that not all runs have
 SHOWN = 8  # replicas in a printed table
@@ -56,21 +59,21 @@ class Replicas:
 
 
 def request_table(
-    requests: Sequence[Request], replicas: Optional[Replicas], drafts: Sequence[Drafts] = ()
+    requests: Sequence[Request], replicas: Optional[Replicas], drafts: bool = False
 ) -> tuple[Sequence[str], Iterator[tuple[Any, ...]]]:
     """Return the columns and the rows of requests.csv: with drafts their tokens, in a fleet the replica."""
     columns: Sequence[str] = REQUEST_COLUMNS
     rows = request_rows(requests)
     if drafts:
-        columns, rows = (*columns, *DRAFTS), map(add, rows, map(partial(draft_cells, drafts[0]), requests))
+        columns, rows = (*columns, *DRAFTS), map(add, rows, map(draft_cells, requests))
     if replicas is not None:
         columns, rows = (*columns, REPLICA), ((*row, replicas.name_of(row[0])) for row in rows)
     return columns, rows
 
 
-def draft_cells(drafts: Drafts, request: Request) -> tuple[Optional[int], ...]:
+def draft_cells(request: Request) -> tuple[Optional[int], ...]:
     """Return the drafted and accepted tokens of a request; those of one with several answers are not counted."""
-    return (None, None) if request.sampling is not None else drafts.of_request(request)
+    return (None, None) if request.sampling is not None else (request.drafted, request.accepted)
 
 
 def imbalance(loads: Sequence[float]) -> float:
@@ -82,8 +85,10 @@ def replicas_of(fleet: Fleet, requests: Sequence[Request], makespan: float) -> O
     """Return the replicas of a fleet that has run; None for one replica, which is a server as any other."""
     if len(fleet.replicas) == 1:
         return None
-    served = served_totals(requests, fleet.replica_of, len(fleet.replicas))
-    rows = [replica_row(each, fleet.now, served[number], makespan) for number, each in enumerate(fleet.replicas)]
+    table = RunRequests.of(requests)
+    ids = plain(values_of(table.asked, "id"))
+    numbers = np.fromiter((fleet.replica_of.get(id, -1) for id in ids), np.int64, len(table))
+    rows = [replica_row(each, fleet.now, table, numbers == n, makespan) for n, each in enumerate(fleet.replicas)]
     copies = fleet.transfers
     transfers = {} if copies is None else {
         "transfers": copies.count, "transfer_s": copies.seconds, "transfer_bytes": copies.bytes,
@@ -91,22 +96,26 @@ def replicas_of(fleet: Fleet, requests: Sequence[Request], makespan: float) -> O
     return Replicas(rows, fleet.replica_of, transfers)
 
 
-def replica_row(replica: Replica, end: float, served: Served, makespan: float) -> dict[str, Any]:
-    """Return the metrics of one replica in a run until `end`."""
-    server = replica.server
+def replica_row(
+    replica: Replica, end: float, table: RunRequests, served: npt.NDArray[np.bool_], makespan: float
+) -> dict[str, Any]:
+    """Return the metrics of one replica in a run until `end`; `served`: which requests it has served."""
+    server, finished = replica.server, served & table.has_outcome("finished")
+    ttft = (table.column("first_token") - table.column("sent"))[finished]
+    ttft, tokens = ttft[~np.isnan(ttft)], int(table.column("written")[finished].sum())
     busy = max(0.0, replica.loop.now - replica.idle_s)
     stats = None if server.prefix_cache is None else server.prefix_cache.stats
     return {
         "name": server.name,
         "requests": replica.sent,
-        "completed": served.finished,
-        "output_throughput": served.tokens / makespan if makespan > 0 else 0.0,
-        "mean_ttft_ms": 1e3 * served.ttft / served.first_tokens if served.first_tokens else None,
+        "completed": int(finished.sum()),
+        "output_throughput": tokens / makespan if makespan > 0 else 0.0,
+        "mean_ttft_ms": 1e3 * sum_in_order(ttft) / len(ttft) if len(ttft) else None,
         "prefix_hit_rate": None if stats is None or not stats.requests else stats.hits / max(1, stats.queries),
         "busy_s": busy,
         "busy": busy / end if end else 0.0,
         "peak_kv_usage": server.kv_use.peak_blocks / server.pool.total if server.policy.uses_block_pool else None,
-        "preemptions": served.preemptions,
+        "preemptions": int(table.column("preemptions")[served].sum()),
         "model_calls": replica.loop.calls,
         **({} if server.drafts is None else draft_metrics([server.drafts])),
     }

@@ -1,12 +1,12 @@
-"""The numbers of every request after a run: its row in requests.csv, its seconds in each state, and sums over replicas.
+"""The numbers of every request after a run: its row in requests.csv, and its seconds in each state.
 
 They are computed from the columns of RunRequests. Statistics over requests are in metrics.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, repeat
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -45,14 +45,15 @@ def _rows(table: RunRequests, part: slice) -> Iterator[tuple[Any, ...]]:
     asked = table.asked[part]
     id, prompt, priority, session = (values_of(asked, name) for name in ("id", "prompt", "priority", "session"))
     return zip(
-        _plain(id), sent.tolist(), _times(first), _times(end), _plain(prompt), written.tolist(), _plain(priority),
-        _plain(session), preemptions.tolist(), cached.tolist(), queued.tolist(), prefill.tolist(), stalled.tolist(),
+        plain(id), sent.tolist(), _times(first), _times(end), plain(prompt), written.tolist(), plain(priority),
+        plain(session), preemptions.tolist(), cached.tolist(), queued.tolist(), prefill.tolist(), stalled.tolist(),
         decoding.tolist(), swapped.tolist(), front_end.tolist(), table.outcomes(part), _times(ttft), _times(tpot),
         _times(e2el),
     )  # fmt: skip
 
 
-def _plain(values: Any) -> Any:
+def plain(values: Any) -> Any:
+    """Return the values of a column as objects of Python."""
     return values.tolist() if isinstance(values, np.ndarray) else values
 
 
@@ -88,42 +89,17 @@ def sum_in_order(values: Array) -> float:
     return float(np.cumsum(values)[-1]) if len(values) else 0.0
 
 
-class Served:
-    """Sums over the requests of one replica."""
-
-    def __init__(self, table: RunRequests, chosen: npt.NDArray[np.bool_]) -> None:
-        finished = chosen & table.has_outcome("finished")
-        ttft = (table.column("first_token") - table.column("sent"))[finished]
-        ttft = ttft[~np.isnan(ttft)]
-        self.finished = int(finished.sum())  # requests; the sums below but `preemptions` are of these
-        self.tokens = int(table.column("written")[finished].sum())  # generated
-        self.ttft = sum_in_order(ttft)  # seconds
-        self.first_tokens = len(ttft)
-        self.preemptions = int(table.column("preemptions")[chosen].sum())
-
-
-def served_totals(requests: Sequence[Request], replica_of: Mapping[Any, int], replicas: int) -> list[Served]:
-    """Return the sums of each replica."""
-    table = RunRequests.of(requests)
-    numbers = np.fromiter(map(replica_of.get, _plain(values_of(table.asked, "id")), repeat(-1)), np.int64, len(table))
-    return [Served(table, numbers == number) for number in range(replicas)]
-
-
 def group_requests(table: RunRequests, field: str, rows: npt.NDArray[np.int64], maximum: int) -> dict[Any, list[int]]:
     """Return the rows by `priority` or `session`; nothing if there is one value, or if there are too many."""
     if not has_field(table.asked, field):
         return {}
-    all_values = _plain(values_of(table.asked, field))
+    all_values = plain(values_of(table.asked, field))
     values = [all_values[row] for row in rows.tolist()]
-    groups: dict[Any, list[int]] = {value: [] for value in sorted(set(values) - {None}, key=by_type)}
+    ordered = sorted(set(values) - {None}, key=lambda value: (type(value).__name__, value))  # numbers or texts
+    groups: dict[Any, list[int]] = {value: [] for value in ordered}
     if not 1 < len(groups) <= maximum:
         return {}
     for value, row in zip(values, rows.tolist()):
         if value is not None:
             groups[value].append(row)
     return groups
-
-
-def by_type(value: Any) -> tuple[str, Any]:
-    """Return the sort key of values that are numbers or texts."""
-    return type(value).__name__, value

@@ -250,7 +250,7 @@ def latencies_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
 
 def run_data(run: Run, decisions: Optional[Sequence[Mapping[str, Any]]] = None) -> RunData:
     """Return a run of this process in the form of its folder."""
-    columns, cells = request_table(run.requests, run.replicas, run.counted_drafts)
+    columns, cells = request_table(run.requests, run.replicas, run.counts_drafts)
     rows = {str(row[0]): dict(zip(columns, row)) for row in cells}
     return RunData(run.result(), rows, decisions, run.scenario, run.requests, getattr(run, "model_calls", ()))
 
@@ -262,7 +262,7 @@ def write_run(run: Run, folder: Union[str, Path], settings: Optional[Mapping[str
         raise BadInput(f"{folder}: expected a folder, found a file")
     with open_text(folder / REQUESTS) as file:
         writer = csv_writer(file)
-        columns, rows = request_table(run.requests, run.replicas, run.counted_drafts)
+        columns, rows = request_table(run.requests, run.replicas, run.counts_drafts)
         writer.writerow(columns)
         writer.writerows(rows)
     write_json(folder / RESULT, run.result())

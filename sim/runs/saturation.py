@@ -22,6 +22,7 @@ from servesim.costs.uncertainty import Uncertainty
 from servesim.traces.trace import Trace, has_field
 
 from .build import add_drafter, cold_start_seconds
+from .metric_table import digits_of
 from .simulate import Run, simulate
 
 FULL = 0.965  # throughput of a burst relative to that of batches that are always full: the middle of these runs
@@ -57,7 +58,7 @@ class Load(NamedTuple):
     def describe(self, predicts_ttft: bool = True) -> str:
         """Return the load in one sentence."""
         half = 2 * self.spread * self.capacity
-        digits = min(6, max(0, 1 - math.floor(math.log10(half or 0.05 * self.capacity))))
+        digits = digits_of(half or 0.05 * self.capacity)
         capacity = f"capacity {self.capacity:,.{digits}f}" + (f" ± {half:,.{digits}f}" if half else "") + " req/s"
         if self.is_near:
             text = "" if predicts_ttft else ": TTFT cannot be predicted"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional, Union
 
@@ -29,13 +28,11 @@ from servesim.engine.work_totals import KindTotals
 from servesim.traces.edit import repeat, set_rate
 from servesim.traces.trace import Trace, gc_disabled, has_field
 
-from .answers import Answers, join_answers, split_answers, with_answers
-from .build import build_scenario_loop, build_simulation, copy_requests
+from .build import build_scenario_loop, build_simulation
 from .fleet import TextOf, build_fleet
 from .limit import limit_of
 from .metrics import Metrics
 from .notes import Note
-from .packed_requests import find_change, mark_client_timeouts
 from .prices import costs_per_million, price_per_second
 from .replicas import Replicas, replicas_of
 from .run_requests import RunRequests
@@ -64,7 +61,6 @@ class Run:
     work: Mapping[str, KindTotals] = field(default_factory=dict)  # what the model calls computed, by kind of step
     notes: Sequence[Note] = ()  # see run_warnings.py
     fleet: Mapping[str, Any] = field(default_factory=dict)  # of a fleet whose replicas come and go
-    ran: Sequence[Request] = ()  # the requests of the engine: one per answer, if it runs these apart
     kv_uses: Sequence[tuple[KvUse, BlockPool, int]] = ()  # of each server with KV blocks, and its model calls
     cache: Optional[KvCache] = None  # with the counts of all servers; None: that of the server
     drafts: Sequence[Drafts] = ()  # of each server with speculative decoding
@@ -72,9 +68,14 @@ class Run:
     replicas: Optional[Replicas] = None  # in a fleet with more than one
 
     @property
-    def counted_drafts(self) -> Sequence[Drafts]:
-        """The drafts that are known of every request; none of a measured run."""
-        return self.drafts
+    def counts_drafts(self) -> bool:
+        """Whether the drafts of every request are known, if there are any; not of a measured run."""
+        return bool(self.drafts)
+
+    @property
+    def ran(self) -> Sequence[Request]:
+        """The requests of the engine: one per answer, if it runs these apart; none of a measured run."""
+        return self.requests.ran if isinstance(self.requests, RunRequests) else ()
 
     @property
     def prompt_tokens_computed(self) -> int:
@@ -206,18 +207,11 @@ def simulate(
     profile = load_profile(scenario.profile) if profile is None else profile
     trace = load_trace(scenario) if trace is None else trace
     check_drafted(trace.requests, scenario)
-    several, ranks = has_field(trace.requests, "sampling"), scenario.engine.data_parallel_size
-    requests: Sequence[Request]
-    answers: Answers = {}
-    ran: Iterable[Request]
+    ranks, several = scenario.engine.data_parallel_size, has_field(trace.requests, "sampling")
+    requests = RunRequests(trace.requests, scenario.engine.client_timeout)
+    ran: Iterable[Request] = requests.stream()
     if needs_all(scenario, trace):
-        requests = copy_requests(trace.requests)
-        answers = split_answers(requests, rules_of(scenario.make_policy())) if several else {}
-        ran = with_answers(requests, answers)
-    else:
-        watched = not is_built_in(scenario.make_policy())
-        requests = RunRequests(trace.requests, scenario.engine.client_timeout, watched)
-        ran = requests.stream()
+        ran = requests.create_all(rules_of(scenario.make_policy()))
     servers: Union[Loop, Servers]
     if scenario.cluster is not None:
         if several:
@@ -228,14 +222,12 @@ def simulate(
     else:
         servers, clock = build_simulation(scenario, ran, observers, fast_forward, profile)
         clocks = [clock]
-    return run_loop(servers, clocks, scenario, profile, requests, answers)
+    return run_loop(servers, clocks, scenario, profile, requests)
 
 
 def needs_all(scenario: Scenario, trace: Trace) -> bool:
     """Whether a run creates all requests at the start; see run_requests.py."""
     cluster, engine = scenario.cluster, scenario.engine
-    if scenario.drafts is not None:  # requests.csv has what each request drafted
-        return True
     if cluster is not None and (cluster.is_apart or cluster.changes() is not None):
         return True
     follows = any(has_field(trace.requests, name) for name in ("follows", "sampling"))
@@ -269,53 +261,61 @@ def run_loop(
     scenario: Scenario,
     profile: Profile,
     requests: Sequence[Request],
-    answers: Optional[Answers] = None,
 ) -> Run:
-    """Run a loop to its end and return the results. `answers`: the requests that run in place of some others."""
-    stuck = None
-    ran = with_answers(requests, answers or {})
-    with unchanged_requests(loop.server, ran):
-        try:
-            with user_errors(getattr(loop, "router", None)), user_errors(loop.policy):
-                loop.run()
-        except Stuck as error:
-            stuck = error
-    join_answers(requests, answers or {})
-    if isinstance(requests, RunRequests):
-        requests.finish()
-    run = finished_run(loop, clocks, scenario, profile, requests, stuck)
-    run.ran = ran
-    for each in loop.loops if isinstance(loop, Servers) else [loop]:
+    """Run a loop to its end and return the results."""
+    stuck, policy = None, loop.policy
+    servers = Servers([loop]) if isinstance(loop, Loop) else loop
+    table = RunRequests.holding(requests, scenario.engine.client_timeout)
+    if not type(policy).__module__.startswith(BUILT_IN):
+        table.watched = loop.server
+    try:
+        with user_errors(getattr(loop, "router", None)), user_errors(policy):
+            servers.run()
+    except Stuck as error:
+        stuck = error
+    table.finish()
+    if table.change is not None:
+        raise changed_request(type(policy), *table.change[1:])
+    run = finished_run(servers, clocks, scenario, profile, table, stuck)
+    for each in servers.loops:
         each.fast_forward = None  # without this cycle, the requests of the run are freed with it
     for clock in clocks:
         clock.fast_forward = None
     return run
 
 
+def changed_request(kind: type[Policy], request: Request, name: str) -> PolicyError:
+    """Return the error of a policy that has changed what a client asks, which changes the results.
+
+    The requests are compared after the run, because read-only fields would make the engine slower.
+    """
+    return PolicyError(
+        f"{class_line(kind, 'decide')}: {kind.__name__} changed {name} of request {request.id}: "
+        "expected a policy that changes no request"
+    )
+
+
 def finished_run(
-    loop: Union[Loop, Servers],
+    servers: Servers,
     clocks: Sequence[SimulatedClock],
     scenario: Scenario,
     profile: Profile,
-    requests: Sequence[Request],
+    requests: RunRequests,
     stuck: Optional[Stuck],
 ) -> Run:
-    """Return the results of a loop that has run."""
-    server, padding = loop.server, [clock.padding_counts for clock in clocks]
+    """Return the results of servers that have run."""
+    padding, loops = [clock.padding_counts for clock in clocks], servers.loops
     outside, distance = outside_profiles(scenario, profile, clocks)
-    measures, work, idle = measure(scenario, requests, server), server.work.by_kind(), clocks[0].idle_s
-    loops, replicas, cache, fleet = [loop] if isinstance(loop, Loop) else loop.loops, None, None, {}
-    if isinstance(loop, Fleet):
-        replicas = replicas_of(loop, requests, measures.makespan)
-    if isinstance(loop, Servers):
-        work, idle, cache = loop.add_totals(), loop.idle_s, loop.caches[0] if loop.caches else None
-        fleet = loop.metrics()
-    uses = [(s.kv_use, s.pool, each.calls) for each in loops if (s := each.server).policy.uses_block_pool]
+    measures, replicas = measure(scenario, requests, servers.server), None
+    if isinstance(servers, Fleet):  # before the first replica gets the totals of all
+        replicas = replicas_of(servers, requests, measures.makespan)
     return Run(
-        scenario, profile, measures.requests, measures, server, loop.calls, loop.now - idle, loop.now,
-        sum(tokens for tokens, _ in padding), sum(rows for _, rows in padding), outside,
-        distance, reached_sizes(scenario, clocks), stuck, work=work, kv_uses=uses, cache=cache, servers=len(loops),
-        replicas=replicas, fleet=fleet, drafts=[d for each in loops if (d := each.server.drafts) is not None],
+        scenario, profile, requests, measures, servers.server, servers.calls, servers.now - servers.idle_s,
+        servers.now, sum(tokens for tokens, _ in padding), sum(rows for _, rows in padding), outside,
+        distance, reached_sizes(scenario, clocks), stuck, work=servers.add_totals(),
+        kv_uses=[(s.kv_use, s.pool, each.calls) for each in loops if (s := each.server).policy.uses_block_pool],
+        cache=servers.caches[0] if servers.caches else None, servers=len(loops), replicas=replicas,
+        fleet=servers.metrics(), drafts=[d for each in loops if (d := each.server.drafts) is not None],
     )  # fmt: skip
 
 
@@ -350,40 +350,7 @@ def reached_sizes(scenario: Scenario, clocks: Sequence[SimulatedClock]) -> dict[
     return {**largest._asdict(), "context_per_row": max([clock.largest_row_context for clock in clocks])}
 
 
-@contextmanager
-def unchanged_requests(server: Server, requests: Sequence[Request]) -> Iterator[None]:
-    """Raise PolicyError if a user's policy changes what a client asked, which would change the results.
-
-    The requests are compared after the run, because read-only fields would make the engine slower.
-    """
-    kind = type(server.policy)
-    if is_built_in(server.policy):
-        yield
-        return
-    if isinstance(requests, RunRequests):
-        requests.server = server
-        yield
-        requests.finish()
-        change = requests.change
-    else:
-        before = [request.client_fields() for request in requests]
-        yield
-        change = find_change(server, before, requests)
-    if change:
-        request, name = change
-        raise PolicyError(
-            f"{class_line(kind, 'decide')}: {kind.__name__} changed {name} of request {request.id}: "
-            "expected a policy that changes no request"
-        )
-
-
-def is_built_in(policy: Policy) -> bool:
-    """Whether a policy is one of this package."""
-    return type(policy).__module__.startswith(BUILT_IN)
-
-
 def measure(scenario: Scenario, requests: Sequence[Request], server: Server) -> Metrics:
-    """Return the metrics of a finished run; requests whose client gave up are marked first."""
-    if scenario.engine.client_timeout is not None and not isinstance(requests, RunRequests):
-        mark_client_timeouts(requests, scenario.engine.client_timeout)
-    return Metrics(requests, server.token_gaps, scenario.slo.seconds())
+    """Return the metrics of a finished run."""
+    table = RunRequests.of(requests, scenario.engine.client_timeout)
+    return Metrics(table, server.token_gaps, scenario.slo.seconds())

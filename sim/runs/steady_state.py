@@ -13,13 +13,13 @@ run of 10,000 requests.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 from servesim.core import Request
 from servesim.engine.step import TokenGaps
 
-from .metrics import Metrics, Times
+from .metrics import Metrics
 from .run_requests import RunRequests
 
 POINTS = 64  # times at which the backlog is sampled
@@ -39,7 +39,7 @@ def steady_metrics(requests: Sequence[Request], slo: dict[str, float], warm_up: 
     seconds = end - start
     inside = Metrics(table, TokenGaps(), slo, np.flatnonzero((start <= sent) & (sent < end)))
     ended = np.flatnonzero(table.has_outcome("finished") & (start <= ends) & (ends < end))
-    outputs, inputs = int(table.generated[ended].sum()), int(table.column("prompt")[ended].sum())
+    outputs, inputs = int(table.column("generated")[ended].sum()), int(table.column("prompt")[ended].sum())
     result = inside.as_result()
     rate = 1 / seconds if seconds > 0 else 0.0
     result |= inside.of_groups()
@@ -53,17 +53,14 @@ def steady_metrics(requests: Sequence[Request], slo: dict[str, float], warm_up: 
     return result
 
 
-def backlog_growth(requests: Sequence[Request], times: Optional[Times] = None) -> tuple[float, float]:
-    """Return the growth of the backlog in the second half, as a fraction of its arrivals, and the R2 of the line.
-
-    `times`: their sent times and client ends, if it is known.
-    """
-    sent, ended = times or Metrics(requests, TokenGaps()).times
-    arrival = np.sort(sent)
+def backlog_growth(requests: Sequence[Request]) -> tuple[float, float]:
+    """Return the growth of the backlog in the second half, as a fraction of its arrivals, and the R2 of the line."""
+    table = RunRequests.of(requests)
+    arrival = np.sort(table.column("sent"))
     half = len(arrival) // 2
     if len(arrival) < 4 or arrival[-1] <= arrival[half]:
         return 0.0, 0.0  # all arrive at once: there is no rate
-    ends = np.sort(ended)  # NaN last, so after every time
+    ends = np.sort(table.column("client_end"))  # NaN last, so after every time
     points = np.linspace(arrival[half], arrival[-1], POINTS)
     backlog = np.searchsorted(arrival, points, side="right") - np.searchsorted(ends, points, side="right")
     centred, deviation = points - points.mean(), backlog - backlog.mean()
@@ -74,8 +71,8 @@ def backlog_growth(requests: Sequence[Request], times: Optional[Times] = None) -
     return slope * float(points[-1] - points[0]) / (len(arrival) - half), explained
 
 
-def is_saturated(requests: Sequence[Request], times: Optional[Times] = None) -> bool:
+def is_saturated(requests: Sequence[Request]) -> bool:
     """Whether the backlog grows during the second half of the arrivals."""
-    growth, explained = backlog_growth(requests, times)
+    growth, explained = backlog_growth(requests)
     arrivals = max(1, len(requests) - len(requests) // 2)
     return growth > min(MIN_GROWTH, arrivals**-0.5) and explained > MIN_R2

@@ -194,7 +194,7 @@ class RunContext:
         return {
             "metrics": {key: result[key] for key in names if result.get(key) is not None},
             "time_breakdown": result["mean_seconds"],
-            "saturated": is_saturated(run.requests, run.measures.times),
+            "saturated": is_saturated(run.requests),
             "outside_profile": result["outside_profile"],
             "stuck": result["stuck"],
         }

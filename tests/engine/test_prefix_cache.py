@@ -211,7 +211,7 @@ def free_list(cache: PrefixCache, names: dict[Any, int]) -> list[Any]:
     """Return the hashes of all free blocks, the next one first. `names`: the hashes of the reference."""
     cache._settle()
     hashes: list[Any] = [None] * cache.blank
-    for run in cache.free_runs():
+    for run in cache.free_list.runs():
         if run.node is None:
             hashes += [OTHER if run.hashed else None] * run.length
         else:

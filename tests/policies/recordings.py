@@ -321,7 +321,7 @@ def count_hashes(cache: PrefixCache, server: Server, step: Step) -> int:
         node = nodes.pop()
         blocks += node.length
         nodes += node.children.values()
-    blocks += sum(run.length for run in cache.free_runs() if run.hashed and run.node is None)
+    blocks += sum(run.length for run in cache.free_list.runs() if run.hashed and run.node is None)
     tokens = dict(batch(server.running, step))
     for request in server.running:
         if request not in cache.holdings:  # it shares no text

@@ -7,7 +7,6 @@ from servesim.routers import Fleet
 from servesim.routers.aibrix import AibrixPrefixCache
 from servesim.routers.blake3 import blake3
 from servesim.routers.conductor import Conductor
-from servesim.routers.llm_d import prefills_remotely
 from servesim.routers.production_stack import follows_cache
 from servesim.routers.sglang import bounded_choice
 
@@ -42,18 +41,6 @@ def test_bounded_load_of_prefix_hash(loads: tuple[int, ...], hashed: int, goes_t
 )  # fmt: skip
 def test_kvaware(tokens: int, matched: int, follows: bool) -> None:
     assert follows_cache(tokens, matched) == follows
-
-
-@pytest.mark.parametrize(
-    ("size", "blocks", "threshold", "remote"),
-    [
-        (4000, 0, 0, False), (4000, 0, 16, True), (63, 0, 16, False), (64, 0, 16, True), (64, 1, 16, False),
-        (4000, 61, 16, True), (4000, 62, 16, False), (4064, 62, 16, True),
-        (4000, 30, 512, True), (4000, 31, 512, False),
-    ],
-)  # fmt: skip
-def test_remote_prefill_of_llm_d(size: int, blocks: int, threshold: int, remote: bool) -> None:
-    assert prefills_remotely(size, blocks, threshold) == remote
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def test_counters_of_the_prefix_cache_end_at_the_metrics_and_blocks_add_up(tmp_p
     assert counters["evicted blocks"][-1] == {"evicted": result["prefix_cache_evictions"]}
     total = run.server.pool.total
     assert all(sum(args.values()) == total and min(args.values()) >= 0 for args in counters["blocks"])
-    cached = sum(free.length for free in run.server.prefix_cache.free_runs() if free.hashed)  # type: ignore[union-attr]
+    cached = sum(free.length for free in run.server.prefix_cache.free_list.runs() if free.hashed)  # type: ignore[union-attr]
     assert counters["blocks"][-1]["cached"] == cached > 0
     slices = {e["id"]: e["args"].get("cached", 0) for e in events if e["ph"] == "e" and "outcome" in e["args"]}
     assert slices == {str(request.id): request.cached_tokens for request in run.requests}
