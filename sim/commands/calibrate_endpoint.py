@@ -29,16 +29,16 @@ def register_endpoint(kinds: Any) -> None:
     server = add_server_options(endpoint, required=True, timeout=120.0)
     add(server, {"--device TEXT": "name of the device, written to the profile", "--model MODEL": MODEL_HELP})
     loads = endpoint.add_argument_group("loads")
-    lengths = "prompt tokens of the single requests (default 16,32,... to 2048, or to the max_model_len of the server)"
+    lengths = "prompt tokens of the single requests (default: 16,32,... to 2048, or to the max_model_len of the server)"
     add(loads, {
         "--lengths N,N...": lengths,
-        "--batches N,N...": "requests per steady batch (default 2,4,8,16,32)",
-        "--bursts N,N...": "prompts per burst (default 2,4,8)",
+        "--batches N,N...": "requests per steady batch (default: 2,4,8,16,32)",
+        "--bursts N,N...": "prompts per burst (default: 2,4,8)",
     }, type=numbers)  # fmt: skip
-    add(loads, {"--output-tokens N": "output tokens per request"}, type=int, default=32)
-    add(loads, {"--rounds N": "repetitions of each load"}, type=int, default=3)
-    add(loads, {"--max-tokens N": "maximum cached tokens per batch"}, type=int, default=8192)
-    add(loads, {"--budget S": "start no new load after this many seconds (default 600)"}, type=float, default=600.0)
+    add(loads, {"--output-tokens N": "output tokens per request (default 32)"})
+    add(loads, {"--rounds N": "repetitions of each load (default 3)"})
+    add(loads, {"--max-tokens N": "maximum cached tokens per batch (default 8192)"})
+    add(loads, {"--budget S": "start no new load after this many seconds (default 600)"})
     out = endpoint.add_argument_group("output")
     add(out, {"-o, --output DIR": "profile folder to write"}, required=True)
     add(out, {"--resume": "continue with the responses in DIR; failed loads are repeated"})

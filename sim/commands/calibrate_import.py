@@ -9,7 +9,7 @@ from typing import Any
 from servesim.core import BadInput
 
 from .notes import print_note, print_profile
-from .options import MODEL_HELP, add, add_columns, columns
+from .options import MODEL_HELP, add, columns
 
 
 def register_import(kinds: Any) -> None:
@@ -58,7 +58,7 @@ def register_steps(sources: Any) -> None:
         description="Read a step log, write its steps as samples.csv and fit them. docs/imports.md lists the columns.",
     )
     add(steps, {"FILE": "step log: one row per step, with its start time and its batch"})
-    add_columns(steps, "name of a field in this file (repeatable)")
+    add(steps, {"--column FIELD=NAME": "name of a field in this file (repeatable)"})
     steps.add_argument("--time-unit", choices=["s", "ms", "us", "ns"], default="s", help="unit of the times")
     add(steps, {"--device TEXT": "name of the device, for profile.yaml", "--model MODEL": MODEL_HELP})
     prepared = (

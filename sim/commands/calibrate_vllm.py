@@ -39,11 +39,11 @@ def register_vllm(kinds: Any) -> None:
     add(server, {"--url URL": "a server that runs with the recorder"}, type=server_url)
     add(server, {"--steps FILE": "file that its recorder writes (SERVESIM_STEPS)"})
     late = "seconds until a request counts as failed (default 600)"
-    add(server, {"--timeout S": late}, type=float, default=600.0)
+    add(server, {"--timeout S": late})
     loads = vllm.add_argument_group("loads")
-    add(loads, {"--seconds S": "seconds of each load with a rate (default 60)"}, type=float, default=60.0)
-    add(loads, {"--prompt-tokens N": "mean prompt tokens"}, type=int, default=256)
-    add(loads, {"--output-tokens N": "mean output tokens"}, type=int, default=64)
+    add(loads, {"--seconds S": "seconds of each load with a rate (default 60)"})
+    add(loads, {"--prompt-tokens N": "mean prompt tokens (default 256)"})
+    add(loads, {"--output-tokens N": "mean output tokens (default 64)"})
     out = vllm.add_argument_group("output")
     folder = "new folder for profile/, scenario.yaml, steps.jsonl, server.log and the report of the check"
     add(out, {"-o, --output DIR": folder}, required=True)
