@@ -12,9 +12,10 @@
 # ---
 
 # %% [markdown]
-# # Calibration
-# Use this notebook to check the quality of a profile (step costs of one device and model). It shows the samples of a
-# probe, the fit, its errors and its measured range. The last two sections show a profile that was fitted to logs.
+# # Can I trust the step times of this profile?
+# For engineers who have calibrated a profile (step times of one device and model), or use a bundled one. First a
+# profile of measured steps: its range, its fit and its errors. Then a profile that was fitted to logs. The last section
+# has the answer.
 #
 # Set the parameters in the next cell.
 
@@ -27,7 +28,7 @@ import matplotlib.pyplot as plt
 import servesim
 from IPython.display import Markdown, display
 
-plt.rcParams.update({"figure.constrained_layout.use": True, "axes.grid": True, "grid.alpha": 0.3, "figure.dpi": 80})
+plt.rcParams.update({"figure.constrained_layout.use": True, "axes.grid": True, "grid.alpha": 0.3, "figure.dpi": 75})
 COLOURS = {"prefill": "#3b5bdb", "decode": "#0b6e4f", "mixed": "#e0a33e", "swap": "#7a5bb5"}
 probed, logged = servesim.load(PROFILE), servesim.load(LOGS)
 samples = probed.samples[probed.samples.kind.isin(COLOURS)]
@@ -63,7 +64,7 @@ axes.scatter(
 )
 axes.scatter(prefill.prefill_tokens, 1e3 * prefill.expected, s=22, marker="x", lw=0.8, color="black", label="fit")
 axes.set(xscale="log", yscale="log", xlabel="prompt tokens of the step", ylabel="step time (ms)")
-axes.legend()
+figure.legend(loc="outside right upper")
 plt.show()
 measured = points[points.kind == "prefill"]
 display(Markdown(
@@ -90,7 +91,7 @@ dots = axes.scatter(
 axes.scatter(decode.decode_rows, 1e3 * decode.expected, s=22, marker="x", lw=0.8, color="black", label="fit")
 axes.set(xlabel="decode rows", ylabel="step time (ms)")
 figure.colorbar(dots, label="cached tokens per row")
-axes.legend()
+figure.legend(loc="outside right upper")
 plt.show()
 measured = points[points.kind == "decode"]
 display(Markdown(
@@ -111,7 +112,7 @@ for kind, colour in COLOURS.items():
     axes.scatter(1e3 * selected.seconds, 100 * selected.error, s=14, color=colour, alpha=0.7, label=kind)
 axes.axhline(0, color="grey", linewidth=0.8)
 axes.set(xscale="log", xlabel="step time (ms), median of the point", ylabel="fit - measured (%)")
-axes.legend(fontsize="small", ncols=4)
+figure.legend(loc="outside right upper")
 plt.show()
 worst = points.error.abs().idxmax()
 display(Markdown(
@@ -173,21 +174,36 @@ display(Markdown(
 
 # %% [markdown]
 # ## Profile from logs: error of each run
-# `fitted`: runs used in the fit. `left_out`: the same runs, each predicted by a fit to the others. `predicted`: runs
+# fitted: runs used in the fit. left out: the same runs, each predicted by a fit to the others. predicted: runs
 # that were never used in a fit.
 
 # %%
 figure, axes = plt.subplots(figsize=(7, 0.3 * len(logged.runs) + 1))
 colours = logged.runs.used.map({"fitted": "#9aa1ab", "left_out": "#e0a33e", "predicted": "#3b5bdb"})
-axes.barh(
-    [f"{run} ({used})" for run, used in zip(logged.runs.run, logged.runs.used)], 100 * logged.runs.error, color=colours
-)
+names = [f"{run} ({used.replace('_', ' ')})" for run, used in zip(logged.runs.run, logged.runs.used)]
+axes.barh(names, 100 * logged.runs.error, color=colours)
 axes.axvline(0, color="grey", linewidth=0.8)
 axes.invert_yaxis()
-axes.set(xlabel="makespan: predicted - measured (%)")
+axes.set(xlabel="Makespan: predicted - measured (%)")
 plt.show()
 unseen = logged.runs[logged.runs.used == "predicted"].error.abs()
 display(Markdown(
     f"The fit did not use {len(unseen)} runs. Their largest makespan error is {unseen.max():.1%}, the median is "
     f"{unseen.median():.1%}."
+))  # fmt: skip
+
+# %% [markdown]
+# ## Answer
+
+# %%
+held_out = (probed.errors["mean"] * probed.errors.points).sum() / probed.errors.points.sum()
+longest, most = points.prefill_tokens.max(), points.decode_rows.max()
+above = points.error.abs().gt(0.1).mean()
+display(Markdown(
+    f"**{PROFILE}**: {'yes' if held_out < 0.05 else 'only roughly'}, for steps of up to {longest:,} prompt tokens and "
+    f"{most:,} decode rows. The mean error at step shapes that the fit did not see is {held_out:.1%}; {above:.1%} of "
+    f"the points have an error above 10 %. Outside this range, runs get the label *outside profile*.\n\n"
+    f"**{LOGS}**: {'yes' if unseen.max() < 0.05 else 'only roughly'}, for makespans. The largest error of a run that "
+    f"the fit did not use is {unseen.max():.1%}. Its single parameters are less certain: the interval of *{worst}* is "
+    f"{low[worst]:.2f} to {high[worst]:.2f} times its value."
 ))  # fmt: skip

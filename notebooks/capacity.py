@@ -12,9 +12,8 @@
 # ---
 
 # %% [markdown]
-# # Capacity
-# Use this notebook to answer three questions about a server. Which settings meet my latency bounds? What request rate
-# can the server take? What do I write on its command line?
+# # What request rate can my server take within my latency bounds, and with which settings?
+# For engineers who run vLLM: here Llama-2-7B on one H200. The last section has the command line of the answer.
 #
 # Set the parameters in the next cell.
 
@@ -102,7 +101,7 @@ plt.show()
 display(Markdown(f"A: baseline, B: winner. {changes.verdict}"))
 
 # %% [markdown]
-# ## On the command line of the server
+# ## Answer: the winner on the command line of the server
 
 # %%
 print(sweep.export("vllm", sweep.winner if sweep.winner is not None else 0, MODEL))

@@ -12,9 +12,9 @@
 # ---
 
 # %% [markdown]
-# # Replay verification
-# Use this notebook to compare a simulation with a run on a device or server, and to find the source of the error.
-# It compares metrics, requests and steps.
+# # How far is the simulation from a real run, and why?
+# For engineers who replayed a scenario on a device or server. The notebook compares metrics, requests and steps, and
+# finds the source of the error. The last section has the answer.
 #
 # Set the parameters in the next cell. `REPLAY` is a folder of `sim replay -o`. If it is empty, the notebook replays
 # `SCENARIO` on the fake backend, which sleeps for the step times of `DEVICE`. The simulation uses `PROFILE`.
@@ -36,8 +36,9 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import servesim
 from IPython.display import Markdown, display
+from servesim.runs.metric_table import LATENCY_TITLES, metric_title, title_inside
 
-plt.rcParams.update({"figure.constrained_layout.use": True, "axes.grid": True, "grid.alpha": 0.3, "figure.dpi": 80})
+plt.rcParams.update({"figure.constrained_layout.use": True, "axes.grid": True, "grid.alpha": 0.3, "figure.dpi": 75})
 COLOURS = {"prefill": "#3b5bdb", "decode": "#0b6e4f", "mixed": "#e0a33e", "swap": "#7a5bb5"}
 SIDES = {"simulated": "#3b5bdb", "measured": "#b3541e"}
 if REPLAY:
@@ -54,23 +55,27 @@ replay
 
 # %% [markdown]
 # ## Error of each metric
-# The error (dot) has two parts (bars). `from_step_times` disappears if the simulation uses the measured step times.
-# `from_decisions` is the rest: the two runs made different decisions.
+# The error (dot) has two parts (bars). The part from step times disappears if the simulation uses the measured step
+# times. The part from decisions is the rest: the two runs made different decisions.
 
 # %%
 metrics = ["makespan", "output_throughput", *(f"{k}_{m}_ms" for m in ("ttft", "tpot", "e2el") for k in ("mean", "p99"))]
 errors = 100 * replay.errors.loc[metrics, ["from_step_times", "from_decisions"]]
-axes = errors.plot.barh(stacked=True, figsize=(7.5, 3.4), color=["#e0a33e", "#7a5bb5"])
+errors = errors.set_axis(["from step times", "from decisions"], axis=1).set_axis(map(metric_title, metrics))
+axes = errors.plot.barh(stacked=True, figsize=(8, 3.2), color=["#e0a33e", "#7a5bb5"], legend=False)
 axes.scatter(100 * replay.errors.error[metrics], range(len(metrics)), color="black", zorder=3, s=18, label="error")
 axes.axvline(0, color="grey", linewidth=0.8)
 axes.invert_yaxis()
+axes.use_sticky_edges = False
+axes.margins(x=0.05)
 axes.set(xlabel="simulated - measured (%)", ylabel="")
-axes.legend(fontsize="small")
+axes.figure.legend(loc="outside right upper")
 plt.show()
 worst = replay.errors.error[metrics].abs().idxmax()
 display(Markdown(
     f"The error of the makespan is {replay.errors.error['makespan']:+.2%}. The largest error is "
-    f"{replay.errors.error[worst]:+.2%} ({worst}); {replay.errors.from_step_times[worst]:+.2%} comes from step times."
+    f"{replay.errors.error[worst]:+.2%} ({title_inside(worst)}); {replay.errors.from_step_times[worst]:+.2%} comes "
+    "from step times."
 ))  # fmt: skip
 
 # %% [markdown]
@@ -83,7 +88,7 @@ for axes, name in zip(panels, ("ttft", "e2el")):
     measured, simulated = replay.requests[f"{name}_measured"], replay.requests[f"{name}_simulated"]
     axes.scatter(measured, simulated, s=9, color="#3b5bdb", alpha=0.6)
     axes.axline((0, 0), slope=1, color="grey", linewidth=0.8)
-    axes.set(xlabel=f"measured {name} (s)", ylabel=f"simulated {name} (s)")
+    axes.set(xlabel="measured (s)", ylabel="simulated (s)", title=LATENCY_TITLES[name])
 plt.show()
 error = (replay.requests.e2el_simulated / replay.requests.e2el_measured - 1).abs()
 display(Markdown(
@@ -99,7 +104,7 @@ difference = 1e3 * (replay.requests.e2el_simulated - replay.requests.e2el_measur
 figure, axes = plt.subplots(figsize=(7.5, 3))
 dots = axes.scatter(replay.requests.arrival, difference, s=9, c=replay.requests.output, cmap="viridis")
 axes.axhline(0, color="grey", linewidth=0.8)
-axes.set(xlabel="arrival (s)", ylabel="e2el: simulated - measured (ms)")
+axes.set(xlabel="arrival (s)", ylabel="simulated - measured (ms)", title=LATENCY_TITLES["e2el"])
 figure.colorbar(dots, label="output (tokens)")
 plt.show()
 half = len(difference) // 2
@@ -116,9 +121,10 @@ display(Markdown(
 figure, axes = plt.subplots(figsize=(6, 4))
 for kind, steps in replay.steps.groupby("kind"):
     axes.scatter(1e3 * steps.seconds, 1e3 * steps.predicted, s=9, alpha=0.5, color=COLOURS[kind], label=kind)
-axes.axline((0, 0), slope=1, color="grey", linewidth=0.8)
+middle = 1e3 * replay.steps.seconds.median()
+axes.axline((middle, middle), slope=1, color="grey", linewidth=0.8)
 axes.set(xlabel="measured step time (ms)", ylabel="predicted step time (ms)")
-axes.legend(fontsize="small")
+figure.legend(loc="outside right upper")
 plt.show()
 kinds = replay.steps.groupby("kind")[["seconds", "predicted"]].sum()
 errors = ", ".join(f"{kind} {row.predicted / row.seconds - 1:+.2%}" for kind, row in kinds.iterrows())
@@ -134,10 +140,12 @@ replay.steps["difference"] = replay.steps.predicted - replay.steps.seconds
 figure, axes = plt.subplots(figsize=(7.5, 3))
 for kind, steps in replay.steps.groupby("kind"):
     axes.step(steps.end, 1e3 * steps.difference.cumsum(), where="post", color=COLOURS[kind], label=kind)
-axes.step(replay.steps.end, 1e3 * replay.steps.difference.cumsum(), where="post", color="black", lw=1, label="all")
+axes.step(
+    replay.steps.end, 1e3 * replay.steps.difference.cumsum(), where="post", color="black", lw=1, ls="--", label="all"
+)
 axes.axhline(0, color="grey", linewidth=0.8)
 axes.set(xlabel="time (s)", ylabel="sum of predicted - measured (ms)")
-axes.legend(fontsize="small", ncols=3)
+figure.legend(loc="outside right upper")
 plt.show()
 sums = 1e3 * replay.steps.groupby("kind").difference.sum()
 display(Markdown(
@@ -173,7 +181,7 @@ for side, colour in SIDES.items():
     if log is not None:
         axes.step(log.t, log.waiting + log.swapped, where="post", color=colour, lw=1, label=side)
 axes.set(xlabel="time (s)", ylabel="waiting or swapped requests")
-axes.legend(fontsize="small")
+figure.legend(loc="outside right upper")
 plt.show()
 compared = replay.comparison.decisions
 text = "One of the two runs has no decision log." if compared is None else (
@@ -192,9 +200,26 @@ table = pd.DataFrame({name: run.errors.loc["makespan", list(sides)] for name, ru
 figure, axes = plt.subplots(figsize=(6, 0.4 * len(table) + 1.2))
 for side, colour in SIDES.items():
     axes.scatter(table[side], table.index, color=colour, marker="o" if side == "simulated" else "|", s=60, label=side)
-axes.set(xlabel="makespan (s)")
-axes.legend(fontsize="small")
+axes.set(xlabel="Makespan (s)")
+axes.margins(y=0.4)
+figure.legend(loc="outside right upper")
 plt.show()
 same = list(table.simulated.sort_values().index) == list(table.measured.sort_values().index)
 text = "nothing to rank" if len(table) == 1 else "same ranking" if same else "the ranking differs"
 display(Markdown(f"{len(table)} configuration{'s' * (len(table) > 1)}: {text}."))
+
+# %% [markdown]
+# ## Answer
+
+# %%
+error, source = replay.errors.error["makespan"], replay.errors.from_step_times["makespan"]
+part = "step times" if abs(source) >= abs(error - source) else "decisions"
+steps = kinds.predicted / kinds.seconds - 1
+kind = sums.abs().idxmax()
+display(Markdown(
+    f"The simulated makespan of {replay.name} differs by **{error:+.1%}**. Most of it comes from **{part}** "
+    f"({source:+.1%} from step times, {error - source:+.1%} from decisions). The predicted time of all {kind} steps "
+    f"differs by {steps[kind]:+.1%}; the correlation of the error with the context is {correlation:+.2f}"
+    + (": it grows with the cached tokens, so check this cost of the profile first." if correlation < -0.5 else ".")
+    + f" Ranking of the configurations: {text}."
+))  # fmt: skip
