@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 PACKAGE = Path(__file__).parent
 
 

@@ -55,7 +55,7 @@ def plain_note(tree: Path) -> str:
 @pytest.mark.slow
 def test_a_wheel_without_compiled_modules_runs_on_every_platform(tree: Path) -> None:
     assert build(tree, SERVESIM_PURE="1").returncode == 0
-    assert [path.name for path in (tree / "dist").iterdir()] == ["servesim-0.3.0-py3-none-any.whl"]
+    assert [path.name for path in (tree / "dist").iterdir()] == ["servesim-0.4.0-py3-none-any.whl"]
     assert plain_note(tree) == "SERVESIM_PURE was set"
 
 
@@ -153,11 +153,11 @@ def test_version_names_the_installation(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit):
         main(["--version"])
     kind = "compiled" if version.is_compiled() else "plain Python"
-    assert capsys.readouterr().out.startswith(f"servesim 0.3.0 ({kind}")
+    assert capsys.readouterr().out.startswith(f"servesim 0.4.0 ({kind}")
 
 
 def test_version_of_a_plain_installation_has_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(version, "PACKAGE", tmp_path)
-    assert version.describe() == "servesim 0.3.0 (plain Python)"
+    assert version.describe() == "servesim 0.4.0 (plain Python)"
     (tmp_path / "plain.txt").write_text("no C compiler found\n")
-    assert version.describe() == "servesim 0.3.0 (plain Python: no C compiler found)"
+    assert version.describe() == "servesim 0.4.0 (plain Python: no C compiler found)"
