@@ -86,7 +86,7 @@ def test_every_chart_has_labels_and_a_sentence(name: str) -> None:
     for cell in read(name)["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "code" and "plt.show()" in source:
-            assert "xlabel" in source or re.search(r"\.plot(_trade_off)?\(", source)  # plots of results have labels
+            assert re.search(r"xlabel|\{side\}label|\.plot(_trade_off)?\(", source)  # plots of results have labels
             assert "display(Markdown(" in source.partition("plt.show()")[2]
 
 
