@@ -208,6 +208,9 @@ class DraftCohort(Cohort):
     def settle(self, request: Request, rejected: int) -> None:
         """Note that a row of its own has returned of a member."""
         self.context -= rejected
+        if request in self._growing:  # no step since it joined
+            self._growing.remove(request)
+            self.need -= -(-(request._cached + rejected + self.ahead) // self.block_size) - request._blocks
         if request._written > request._finish_step:
             self.leave(request)
         else:

@@ -34,7 +34,7 @@ class HeldDrafts(FastForward):
     def run(self, step: Step) -> float:
         loop, server, cohort, plan = self.loop, self.server, self.cohort, step.plan
         while True:
-            running = len(server.running)
+            running, rows = len(server.running), cohort.size
             loop.send(step, self._end_of(step))
             now = loop.now
             horizon = loop.inbox.next_arrival if self.only_arrivals else self.next_change(None)
@@ -45,6 +45,8 @@ class HeldDrafts(FastForward):
                     return now
                 server.waits.go_on(server, now)
             if not cohort.size or cohort.need > server.pool.free or not self._others_await_end():
+                return now
+            if cohort.size < rows and server.waiting:  # fewer rows leave more of the budget to a request that waits
                 return now
             server.rules.repeat_plan(server)
             step = Step(plan, now, now if server.flight is None else max(now, server.flight.end))

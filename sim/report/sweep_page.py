@@ -51,7 +51,7 @@ def write_sweep_report(summary: Summary, path: Path) -> None:
         result=result(summary, runs, notes[1:]), trade_offs=trade_offs(summary) if len(summary.rows) > 1 else [],
         knobs=knob_charts(knobs(summary)), times=times(summary), table=configurations(summary),
         cut=MAX_TABLE_ROWS if len(summary.rows) > MAX_TABLE_ROWS else 0, names=point_names(summary),
-        **charts_of_runs(summary, runs),
+        draws=summary.draw_count, **charts_of_runs(summary, runs),
     )  # fmt: skip
 
 

@@ -262,6 +262,16 @@ def tight_scenarios(draw: st.DrawFn) -> dict[str, Any]:
     return {"policy": policy, "engine": engine, "speculative": section, "profile": COST}
 
 
+def test_a_request_that_joins_before_a_decision_without_a_call_takes_its_blocks_once() -> None:
+    policy = {"name": "vllm-v1", "max_num_seqs": 3, "max_num_batched_tokens": 40, "long_prefill_token_threshold": 9,
+              "enable_prefix_caching": False, "scheduler_reserve_full_isl": False, "policy": "priority"}  # fmt: skip
+    tree = {"policy": policy, "engine": {"block_size": 1, "max_model_len": 46, "num_blocks": 65},
+            "speculative": {"method": "eagle", "tokens": 6, "acceptance": 0.0}, "profile": COST}  # fmt: skip
+    requests = [ClientRequest(number, 0.0, *lengths) for number, lengths in enumerate(((23, 1), (1, 2), (17, 2)))]
+    pool = run_of(tree, Trace(requests, "test", "synth")).server.pool
+    assert pool.free == pool.total
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(tree=tight_scenarios(), requests=requests_of())
 def test_every_request_gets_its_tokens_and_frees_its_blocks(
