@@ -5,7 +5,6 @@ A target has several inputs: sets of files and the command lines that read them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -33,7 +32,7 @@ from fuzz_seeds import (
     samples_csv,
     text,
 )
-from fuzz_traces import LOG, RESULT, TRACES
+from fuzz_traces import LOG, TRACES
 
 SERVER = ("--url", "http://127.0.0.1:1", "--quiet", "--timeout", "1")  # nothing listens: only the readers run
 POLICY_FILE = Path(__file__).resolve().parents[1] / "examples" / "my_policy.py"
@@ -217,11 +216,9 @@ def samples() -> list[Input]:
 def logs() -> list[Input]:
     runs = {"name": "r", "scenario": {"engine": ENGINE, "policy": POLICY}, "cost": COSTS[0], "free": ["base"]}
     table = b"idx,arrival_s,ttft_s,e2e_s\n0,0,0.05,0.2\n1,0.1,0.06,0.25\n2,0.2,0.07,0.3\n"
-    dataset = json.dumps([{"instruction": "one two three", "input": "", "output": "x"}]).encode()
     entry = {"name": "a", "scenario": {"trace": "t.csv"}, "log": "a.csv", "cold": False}
     total = {"name": "b", "scenario": {"workload": {"contest": {"X": 1, "T": 3}}}, "total": 9.5, "fit": True}
     text_log = {"name": "a", "scenario": {}, "log": "a.txt"}
-    result = {"name": "a", "scenario": {"trace": "t.csv"}, "log": "a.json", "dataset": "d.json", "interval": 0.1}
     closed = {"concurrency": 2, "requests": 6, "lengths": {"prompt": 9, "output": 4}}
     stages = {"stages": [{"rate": 4, "seconds": 1}, {"rate": 8, "seconds": 1}], "lengths": {"prompt": 9, "output": 4}}
     figures = {"mean_ttft_ms": 40.0, "p90_e2el_ms": 90.0}
@@ -234,8 +231,6 @@ def logs() -> list[Input]:
     return [
         Input({"f.yaml": text({**runs, "runs": [entry, total]}), "a.csv": table, **TRACE_FILES}, commands),
         Input({"f.yaml": text({**runs, "free": {"base": 0.1}, "runs": [text_log]}), "a.txt": LOG}, commands),
-        Input({"f.yaml": text({**runs, "runs": [result]}), "a.json": json.dumps([RESULT]).encode(), "d.json": dataset,
-               **TRACE_FILES}, commands),
         Input({"f.yaml": text({**runs, "runs": reported})}, commands),
     ]  # fmt: skip
 
