@@ -13,6 +13,7 @@ from pathlib import Path
 
 from servesim.calibrate.logs.fit import RunError, run_error
 from servesim.calibrate.logs.observed_runs import ObservedRun, read_runs
+from servesim.calibrate.logs.residuals import predict
 from servesim.calibrate.logs.text import format_percent
 from servesim.costs.device_profile import Profile, load_profile
 
@@ -29,7 +30,8 @@ def cold_starts(profile: Profile) -> dict[str, tuple[float, float]]:
 
 def predict_all(runs: list[ObservedRun], profile: Profile) -> list[tuple[ObservedRun, RunError]]:
     """Simulate every run with the costs of the profile."""
-    return [(run, run_error(run, profile.cost, cold_starts(profile), {})) for run in runs]
+    cold = cold_starts(profile)
+    return [(run, run_error(run, predict(run, profile.cost, cold.get(run.name, (0.0, 0.0))))) for run in runs]
 
 
 def exceeded_limits(result: RunError) -> str:

@@ -159,9 +159,10 @@ def write_plan(tuner: Any, path: Path) -> list[str]:
     from servesim.files.write import write_json
 
     model = MODELS[str(tuner.start_profile.about.get("model", "llama2-7b"))]
-    runs = {}
-    for name, scenario in tuner.missing():
-        runs[name] = replay_arguments(as_backend_scenario(scenario), replay_requests(scenario), model, WARM_UP)
+    number, runs = len(tuner.rounds), {}
+    for config, name in tuner.missing(number):
+        scenario = tuner.scenario(config)
+        runs[f"round{number}-{name}"] = replay_arguments(as_backend_scenario(scenario), replay_requests(scenario), model, WARM_UP)
     write_json(path, runs)
     return list(runs)
 

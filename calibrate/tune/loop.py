@@ -103,7 +103,7 @@ class Tuner:
                     waiting = self.folder / NEXT_FILE if reason == WAITING else None
                     return TuneResult(self.rounds, reason, self.journal.measurements, waiting)
 
-    def _missing(self, number: int) -> list[tuple[int, str]]:
+    def missing(self, number: int) -> list[tuple[int, str]]:
         """Return the measurements of a round that are not made: configuration, and name without the round."""
         done = [m.name for m in self.journal.of_round(number)]
         pairs = [(c, k) for c in self.journal.chosen.get(number, []) for k in range(1, self.settings.repeat + 1)]
@@ -150,14 +150,15 @@ class Tuner:
     def _shapes(self) -> list[Shape]:
         """Step shapes that the configurations visit; of all of them, since every one can become a leader."""
         configs = range(len(self.experiment.configs))
-        return visited_shapes((self._scenario(c) for c in configs[:: max(1, len(configs) // 32)]), self.start_profile)
+        return visited_shapes((self.scenario(c) for c in configs[:: max(1, len(configs) // 32)]), self.start_profile)
 
-    def _scenario(self, config: int) -> Scenario:
+    def scenario(self, config: int) -> Scenario:
+        """Return the scenario of a configuration."""
         return scenario_from(self.experiment.tree(config), f"configuration {config}")
 
     def _expected_seconds(self, config: int, profile: Profile) -> float:
         """Return the expected device time of a measurement."""
-        scenario = self._scenario(config)
+        scenario = self.scenario(config)
         return expected_seconds(scenario, replay_requests(scenario, split=False), profile) + self.overhead
 
     def _known(self) -> list[int]:
@@ -178,7 +179,7 @@ class Tuner:
         if not self.target.ready and number > 1 and new:
             write_yaml(self.folder / NEXT_FILE, self.experiment.tree(self.journal.chosen[number][0]))
             return WAITING
-        for config, name in self._missing(number):
+        for config, name in self.missing(number):
             left = self.settings.device_seconds - self.journal.device_seconds
             if left <= 0:  # the next rounds may choose the rest, with another budget
                 self.journal.choose(number, list(dict.fromkeys(m.config for m in self.journal.of_round(number))))
@@ -230,7 +231,7 @@ class Tuner:
     def _measure(self, number: int, config: int, name: str, current: Round, left: float) -> None:
         """Measure one configuration, write its files, and then record it."""
         row = next(row for row in current.summary.rows if row.config == config)
-        scenario, folder = self._scenario(config), self.folder / "live" / f"round{number}-{name}"
+        scenario, folder = self.scenario(config), self.folder / "live" / f"round{number}-{name}"
         write_yaml(folder.with_suffix(".yaml"), self.experiment.tree(config))
         candidate = next(c for c in current.candidates if c.config == config)
         self.say(
