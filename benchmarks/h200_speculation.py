@@ -1,6 +1,6 @@
 """Measure speculative decoding on a GPU: throughput with and without drafts at three loads, beside the simulation.
 
-Measure on the machine with the GPU (torch, numpy and this repository, no installation), in about four minutes:
+Measure on the machine with the GPU (torch, numpy and this repository, no installation), in about five minutes:
     python benchmarks/h200_speculation.py --out DIR
 Compare on any machine with servesim installed and a copy of DIR:
     python benchmarks/h200_speculation.py --compare DIR [--write TABLE.md] [--profile h200-llama3.1-8b]
@@ -34,6 +34,7 @@ CLIENTS = (8, 32, 128)
 REQUESTS = {8: 80, 32: 288, 128: 960}  # about ten seconds each
 PROMPT, OUTPUT = (64, 384), (100, 300)  # tokens, uniform
 KINDS = ("off", "pretended", "ngram")
+ROUNDS = 4  # of the probe, before the runs and after them: eight samples of a point, as `sim calibrate` takes
 CHECKED = 12  # answers of a run with the n-gram drafter that run again alone
 GRID_ROWS, GRID_DRAFTS, GRID_CONTEXT = (1, 4, 8, 16, 32, 64, 96, 128), (1, 3), (64, 256, 512, 1024)
 
@@ -90,7 +91,7 @@ class Session:
         self.recorder = Recorder(Path(args.out))
         about = {**self.backend.describe(), "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
         self.recorder.put("about.json", about)
-        options = {**GRID, "max_rows": 128, "rounds": 1, "precision": 0.0, "budget": args.probe}
+        options = {**GRID, "max_rows": 128, "rounds": ROUNDS, "precision": 0.0, "budget": args.probe}
         self.probe = Probe(self.backend, options, lambda _: None)
         self.say(f"loaded {args.model}")
 
@@ -98,7 +99,7 @@ class Session:
         print(f"{time.perf_counter() - self.start:7.1f} s  {message}", flush=True)
 
     def measure_probe(self) -> None:
-        """Add one round of the probe to the samples."""
+        """Add rounds of the probe to the samples."""
         import csv
         import io
 
@@ -106,7 +107,7 @@ class Session:
 
         gc.collect()
         gc.disable()
-        self.probe.started_at = time.perf_counter()  # the budget is that of a round
+        self.probe.started_at = time.perf_counter()  # the budget is that of these rounds
         self.probe.run()
         gc.enable()
         self.probe.flag()
