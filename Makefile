@@ -43,6 +43,7 @@ lint: $(VENV)/.packages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --cache-dir=.mypy_cache/scripts --implicit-reexport --allow-untyped-calls --no-warn-return-any benchmarks tools
 
 kbk:
 	tools/kbk_env.sh

@@ -102,7 +102,7 @@ def call_main(argv: list[str], outcome: Outcome) -> None:
     except SystemExit as end:
         outcome.code = end.code if isinstance(end.code, int) else 0 if end.code is None else -1
     finally:
-        outcome.stdout, outcome.stderr = (s.buffer.getvalue().decode("utf-8", "replace") for s in (out, err))  # type: ignore[attr-defined]
+        outcome.stdout, outcome.stderr = (s.buffer.getvalue().decode("utf-8", "replace") for s in (out, err))
 
 
 def check_output(outcome: Outcome) -> None:

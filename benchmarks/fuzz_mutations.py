@@ -221,7 +221,7 @@ def mutate_npz(data: bytes, rng: random.Random) -> bytes:
     if rng.random() < 0.85:
         arrays[name] = rng.choice(changes)
     out = io.BytesIO()
-    np.savez(out, **arrays)  # type: ignore[arg-type]
+    np.savez(out, **arrays)
     return out.getvalue()
 
 

@@ -99,7 +99,7 @@ def npz() -> bytes:
     """Return Vidur's tables for a small model."""
     import numpy as np
 
-    tables = {
+    tables: dict[str, Any] = {
         "comp_ms_per_layer": np.linspace(0.1, 1, 129), "kvsave_ms_per_layer": np.linspace(0, 0.1, 129),
         "attn_decode_ms_per_layer": np.ones((9, 5)), "attn_prefill_ms_per_layer": np.ones((3, 129)),
         "layers": np.array(4),

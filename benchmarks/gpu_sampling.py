@@ -192,7 +192,7 @@ def gains(comparisons: dict[tuple[str, str], list[Any]]) -> list[str]:
     head = ("workload", "device against host", *METRICS.values())
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for workload in sorted({workload for workload, _ in comparisons}):
-        pair = [comparisons.get((workload, variant)) for variant in VARIANTS]
+        pair = [comparisons.get((workload, variant), []) for variant in VARIANTS]
         for side in ("measured", "simulated") if all(pair) else ():
             changes = [mean_of(pair[0], m, side) / mean_of(pair[1], m, side) - 1 for m in METRICS]
             lines.append(f"| {workload} | {side} | {' | '.join(f'{100 * change:+.2f} %' for change in changes)} |")

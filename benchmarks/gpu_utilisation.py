@@ -69,7 +69,8 @@ class Session:
         else:
             seconds += output * self.time_step(self.args.batch, 1, prompt + output // 2) / self.args.batch
         count = max(3, int(self.args.seconds * min(load, 1.0) / seconds))
-        rows, arrival = [], 0.0
+        rows: list[list[Any]] = []
+        arrival = 0.0
         for number in range(count):
             lengths = [max(1, round(size * rng.uniform(0.5, 1.5))) if size > 1 else 1 for size in (prompt, output)]
             rows.append([number, arrival, *lengths, lengths[1], 0, None, [], None, 0.0, None])

@@ -14,16 +14,19 @@ import random
 import sys
 import time
 from pathlib import Path
+from typing import Any, Optional
 
 HERE = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(HERE / "calibrate" / "device"))
 importlib.import_module("worker").find_packages()
-worker = importlib.import_module("servesim.calibrate.device.worker")
-measure = importlib.import_module("servesim.calibrate.probe.measure")
-grid = importlib.import_module("servesim.calibrate.probe.grid")
-PUBLIC = importlib.import_module("servesim.costs.public_models").PUBLIC_MODELS
-table = importlib.import_module("servesim.files.step_table")
-Point = grid.Point
+
+from servesim.calibrate.device import worker  # noqa: E402
+from servesim.calibrate.probe import grid, measure  # noqa: E402
+from servesim.calibrate.probe.grid import Point  # noqa: E402
+from servesim.costs.model_arithmetic import Model  # noqa: E402
+from servesim.costs.public_models import PUBLIC_MODELS as PUBLIC  # noqa: E402
+from servesim.files.step_table import write_steps  # noqa: E402
+
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 BUCKETS = [r for r in ROWS if r <= 512]
 CONTEXTS = (16, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131000)
@@ -31,11 +34,11 @@ PROMPTS = (1, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2
            16384)  # fmt: skip
 
 
-def log_uniform(rng, low, high):
+def log_uniform(rng: random.Random, low: float, high: float) -> int:
     return int(max(low, min(high, round(low * (high / low) ** rng.random()))))
 
 
-def main_grid(length, tokens, seed=0):
+def main_grid(length: int, tokens: int, seed: int = 0) -> list[Point]:
     """`length`: longest sequence; `tokens`: most cached tokens of a step."""
     rng = random.Random(f"grid {seed}")
     points = decodes(length, tokens, rng) + prefills(length, rng) + mixed_steps(length, tokens, rng)
@@ -44,7 +47,7 @@ def main_grid(length, tokens, seed=0):
     return list(dict.fromkeys(points))
 
 
-def decodes(length, tokens, rng):
+def decodes(length: int, tokens: int, rng: random.Random) -> list[Point]:
     """Equal contexts, one long context among short ones, and random ones."""
     points = []
     for rows in ROWS:
@@ -64,7 +67,7 @@ def decodes(length, tokens, rng):
     return points
 
 
-def prefills(length, rng):
+def prefills(length: int, rng: random.Random) -> list[Point]:
     """Whole prompts, chunks after cached tokens, and random ones."""
     points = []
     for rows in (1, 2, 4, 8, 16):
@@ -86,7 +89,7 @@ def prefills(length, rng):
     return points
 
 
-def mixed_steps(length, tokens, rng):
+def mixed_steps(length: int, tokens: int, rng: random.Random) -> list[Point]:
     """Prompt chunks and decodes."""
     points = []
     chunks = [(1, t, c) for t in (32, 128, 192, 256, 400, 512, 1024, 2048, 4096, 7168) for c in (0, 512, 4096)]
@@ -105,7 +108,8 @@ def mixed_steps(length, tokens, rng):
     return points
 
 
-def law_grid(length, tokens, seed=0):
+def law_grid(tokens: int) -> list[Point]:
+    """Fewer points, for many models."""
     points = [
         Point("decode", decoding=r, context=c)
         for r in (1, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
@@ -122,11 +126,11 @@ def law_grid(length, tokens, seed=0):
     return points
 
 
-def lengths(point, longest, rng):
+def lengths(point: Point, max_seq_len: int, rng: random.Random) -> list[tuple[int, int]]:
     """As the grid's, but a decode point with `cached` has one long row."""
     if point.kind == "decode" and point.cached:
         return [(1, point.cached)] + [(1, point.context)] * (point.decoding - 1)
-    return original(point, longest, rng)
+    return original(point, max_seq_len, rng)
 
 
 original = grid.lengths
@@ -135,7 +139,7 @@ measure.MIN_SAMPLES = 6
 STARTED = time.monotonic()
 
 
-def shard(name, degree):
+def shard(name: str, degree: int) -> Model:
     """One of the tensor-parallel parts of a model, without its all-reduces."""
     m = PUBLIC[name]
     return dataclasses.replace(
@@ -149,24 +153,33 @@ def shard(name, degree):
     )
 
 
-def session(model, blocks, budget, points, out, options=None, extras=True, host_blocks=256):
+def session(
+    model: Model,
+    blocks: int,
+    budget: float,
+    points: list[Point],
+    out: str,
+    options: Optional[dict[str, Any]] = None,
+    extras: bool = True,
+) -> None:
+    """Measure the points of a model within `budget` seconds. `extras`: also sampling, power and copies to the host."""
     label = model.name + ("-eager" if options and options.get("graphs") is False else "")
     start = time.monotonic()
     backend = worker.open_backend({"backend": "torch", "options": {"row_buckets": BUCKETS, **(options or {})}})
-    backend.load(model, blocks=blocks, block_size=16, host_blocks=host_blocks if extras else 0)
+    backend.load(model, blocks=blocks, block_size=16, host_blocks=256 if extras else 0)
     print(label, "loaded", round(time.monotonic() - start, 1), flush=True)
     measure.grid = lambda *args: points
     if not extras:
         measure.measure_sampling = lambda *args: measure.Medians()
         measure.measure_power = lambda *args: None
 
-    def report(r):
+    def report(r: dict[str, Any]) -> None:
         if r["round"] % 3 == 0 and r["left"] % 20 < 1.5:
             counts = f"{r['known']}/{r['points']} {r['samples']} samples {r['failed']} failed"
             print(label, counts, f"{r['left']:.0f} s left", flush=True)
 
     result = measure.run(backend, {"budget": budget, "precision": 0.004, "max_rows": 512, "max_tokens": 8192}, report)
-    table.write_steps(Path(out, f"{label}.csv"), measure.COLUMNS, result["rows"])
+    write_steps(Path(out, f"{label}.csv"), measure.COLUMNS, result["rows"])
     about = {
         **result["about"],
         "power": result["power"],
@@ -189,7 +202,7 @@ def session(model, blocks, budget, points, out, options=None, extras=True, host_
     close(backend)
 
 
-def close(backend):
+def close(backend: Any) -> None:
     """Free the memory of the device."""
     backend.loaded = None
     backend.graphs, backend.host = {}, []
@@ -199,7 +212,8 @@ def close(backend):
     torch.cuda.empty_cache()
 
 
-def pack(out):
+def pack(out: str) -> None:
+    """Replace the results by one archive."""
     import tarfile
 
     with tarfile.open(Path(out, f"grid-{sys.argv[1]}.tar.gz"), "w:gz") as tar:
@@ -209,7 +223,8 @@ def pack(out):
         path.unlink()
 
 
-def main():
+def main() -> None:
+    """Measure, and pack what there is."""
     what, out = sys.argv[1], sys.argv[2]
     os.makedirs(out, exist_ok=True)
     try:
@@ -220,22 +235,21 @@ def main():
             m = dataclasses.replace(PUBLIC["llama2-7b"], context=32768)
             session(m, 9000, 240, main_grid(32768, 300_000), out)
         elif what == "law":
-            jobs = [(shard("llama-3.1-8b", d), 4000, None) for d in (1, 2, 4, 8)]
+            jobs: list[Any] = [(shard("llama-3.1-8b", d), 4000, None) for d in (1, 2, 4, 8)]
             jobs += [(shard("llama-3.3-70b", d), 4000, None) for d in (4, 8)]
             jobs += [(PUBLIC[n], 4000, None) for n in ("qwen2.5-3b", "qwen2.5-14b", "llama-2-13b")]
             jobs += [(PUBLIC["llama-3.1-8b"], 4000, {"graphs": False}), (PUBLIC["qwen2.5-3b"], 4000, {"graphs": False})]
             for model, blocks, options in jobs:
                 model = dataclasses.replace(model, context=32768)
-                session(model, blocks, 16, law_grid(32768, 1_000_000), out, options, extras=False)
+                session(model, blocks, 16, law_grid(1_000_000), out, options, extras=False)
         else:  # a check on the CPU
             m = PUBLIC["micro"]
             m = dataclasses.replace(m, heads=2, kv_heads=1, head=32)
-            measure.PHASE_S = 0.1
             session(
                 m,
                 40,
                 3,
-                [p for p in law_grid(400, 600) if p.context < 400 and p.tokens + p.cached < 400 and p.decoding < 20],
+                [p for p in law_grid(600) if p.context < 400 and p.tokens + p.cached < 400 and p.decoding < 20],
                 out,
                 extras=False,
             )

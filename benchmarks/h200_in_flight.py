@@ -12,17 +12,18 @@ from __future__ import annotations
 import csv
 import dataclasses
 import gc
-import importlib
 import random
 import sys
 import time
 from array import array
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from h200_grid import PUBLIC, close, grid, worker
+from servesim.calibrate.device.backend import Row, Shape, shape_of_rows
+from servesim.calibrate.probe.grid import Point
 
-device = importlib.import_module("servesim.calibrate.device.backend")
-Point, Row, Shape = grid.Point, device.Row, device.Shape
 BUCKETS = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 512]
 SMALL = Point("decode", decoding=32, context=450)
 STEPS = 4  # repeats of a step in one sequence
@@ -52,7 +53,7 @@ def make_rows(point: Point, blocks: int, vocab: int, start: int) -> list[Row]:
     return rows
 
 
-def alone(backend, sequence):
+def alone(backend: Any, sequence: Sequence[tuple[Point, list[Row]]]) -> list[float]:
     """Return the seconds of every step; each ends before the next one starts."""
     seconds = []
     for _, rows in sequence:
@@ -62,7 +63,7 @@ def alone(backend, sequence):
     return seconds
 
 
-def in_flight(backend, sequence):
+def in_flight(backend: Any, sequence: Sequence[tuple[Point, list[Row]]]) -> list[float]:
     """Return the seconds between the ends of the steps; each is launched before the one before it ends.
 
     The tokens of decodes are unknown then, as on a server, if the step before has as many rows.
@@ -80,7 +81,7 @@ def in_flight(backend, sequence):
     return [after - end for end, after in zip(ends, ends[1:])]
 
 
-def session(name, blocks, rounds, write, todo):
+def session(name: str, blocks: int, rounds: int, write: Callable[[Sequence[Any]], Any], todo: list[Point]) -> None:
     """Measure all points of a model."""
     backend = worker.open_backend({"backend": "torch", "options": {"row_buckets": BUCKETS}})
     model = dataclasses.replace(PUBLIC[name], context=32768)
@@ -100,7 +101,7 @@ def session(name, blocks, rounds, write, todo):
                     backend.synchronize()
                     for k, seconds in enumerate(run(backend, sequence)):
                         own, its_rows = sequence[k]
-                        shape = device.shape_of_rows(its_rows[: own.rows], its_rows[own.rows :])
+                        shape = shape_of_rows(its_rows[: own.rows], its_rows[own.rows :])
                         if number:
                             write((name, pattern, mode, number, k, int(own is SMALL), *shape, f"{seconds:.7f}"))
         print(name, "round", number, f"{time.perf_counter() - STARTED:.0f} s", flush=True)

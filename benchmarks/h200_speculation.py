@@ -200,11 +200,11 @@ class Pretended:
 
         self.made = made = driver.live_drafts
 
-        def make(*arguments: Any) -> Any:
-            drafts = made(*arguments)
+        def make(drafts: Any, steps_in_flight: int, backend: Any, method: str) -> Any:
+            live = made(drafts, steps_in_flight, backend, method)
             if self.pretends:
-                drafts.pretended = self.accept, None
-            return drafts
+                live.pretended = self.accept, None
+            return live
 
         driver.live_drafts = make
 
@@ -267,6 +267,7 @@ def compare_run(recorded: dict[str, Any], profile: Any, base: dict[int, tuple[fl
     replayed = ReplayedScenario("", live, replace(run_data(live, live.decisions), name=""))
     simulate_and_compare(replayed, requests, profile, HostPart(*recorded["told"]["host"]))
     comparison, clients = replayed.comparison, recorded["clients"]
+    assert comparison is not None and comparison.calls_matched is not None
     tokens, makespan = sum(request.written for request in live.requests), comparison.row("makespan")
     rates = tokens / makespan.measured, tokens / makespan.simulated
     base.setdefault(clients, rates)

@@ -99,12 +99,19 @@ def predict_gpustack(data: Path) -> list[Row]:
     fit, spec = min(((fit_logs(spec, leave_out=False), spec) for spec in specs), key=lambda pair: misfit(pair[0]))
     profile = log_profile(fit, spec)
     return [
-        Row(LOADS, run.name, quantity, run.reported[0].figures.get(figure, run.makespan), ours.figures[figure],
+        Row(LOADS, run.name, quantity, measured_of(run, figure), ours.figures[figure],
             "random prompts of 2,000 and of 32,000 tokens; ShareGPT, 4 open requests", assumed=LOADS_ASSUMED,
             reason=LOADS_REASON if run.name != "random 4K input" else "", interval=ours.interval(figure))
         for run, ours in ((run, predict_observed(run, profile)) for run in spec.runs if not run.fit)
         for figure, quantity in {"makespan": "duration s", **QUANTITIES}.items()
     ]  # fmt: skip
+
+
+def measured_of(run: ObservedRun, figure: str) -> float:
+    """Return a reported figure, or the makespan."""
+    value = run.makespan if figure == "makespan" else run.reported[0].figures[figure]
+    assert value is not None
+    return value
 
 
 def misfit(fit: LogFit) -> float:

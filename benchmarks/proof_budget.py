@@ -161,7 +161,8 @@ def rows_of(
     ]  # fmt: skip
     for load in dict.fromkeys(cell[:2] for cell in means):
         by_budget = {cell[2]: pairs["mean_e2el_ms"] for cell, pairs in means.items() if cell[:2] == load}
-        best, chosen = (min(by_budget, key=lambda budget, k=k: by_budget[budget][k]) for k in (0, 1))
+        best = min(by_budget, key=lambda budget: by_budget[budget][0])
+        chosen = min(by_budget, key=lambda budget: by_budget[budget][1])
         pair = by_budget[best][0], by_budget[chosen][0]
         found.append(Row(SET, f"{server}, {load[0]}, {load[1]:g} req/s: budget {best} is best, we choose {chosen}",
                         "measured latency of the chosen budget", *pair, calibrated, {}, ASSUMED))  # fmt: skip

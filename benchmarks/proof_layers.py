@@ -51,7 +51,7 @@ def predict_layers(data: Path) -> list[Row]:
         rows += compare("RTX 4090, Llama-3.1-8B", bench / "profile", read_4090(bench, prompts), 2588 - 1, 256,
                         rivals_4090(summary))  # fmt: skip
     measured = [
-        Measured(*(float(row[key]) for key in ("arrival_s", "first_token_s", "last_token_s")),
+        Measured(float(row["arrival_s"]), float(row["first_token_s"]), float(row["last_token_s"]),
                  int(row["prompt_tokens"]), int(row["output_tokens"]), row["hash_ids"])
         for row in prompts
     ]  # fmt: skip

@@ -120,6 +120,7 @@ def fit(points: list[tuple[int, int, float]], runs: list[ObservedRun]) -> StepCo
         errors = [np.log(cost.decode(rows, rows, tokens) / seconds) / POINT_SPREAD for rows, tokens, seconds in points]
         for run in runs:
             done = predict(run, cost)
+            assert run.makespan is not None
             errors.append(np.log(done.makespan / run.makespan) / WALL_SPREAD)
             pairs = run.reported[0].compare(done.metrics).items()
             errors += [np.log(ours / measured) / relative_spread(name) for name, (measured, ours) in pairs]

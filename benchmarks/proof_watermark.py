@@ -48,9 +48,9 @@ def predict_watermark(data: Path) -> list[Row]:
     ))  # fmt: skip
     cells.append(("all rows", "watermark with the best throughput", float(best), float(chosen), NO_LIMITS))
     return [
-        Row(SET, *cell, 'row "off"', assumed=ASSUMED, reason=MEDIAN_TTFT if cell[1] == "TTFT p50 s" else "",
-            interval=interval)
-        for *cell, interval in cells
+        Row(SET, run, quantity, measured, predicted, 'row "off"', assumed=ASSUMED,
+            reason=MEDIAN_TTFT if quantity == "TTFT p50 s" else "", interval=interval)
+        for run, quantity, measured, predicted, interval in cells
     ]  # fmt: skip
 
 

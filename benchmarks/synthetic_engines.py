@@ -205,7 +205,7 @@ def longer(scenario: Scenario) -> Scenario:
     """Return a longer workload with other lengths, whose steps are the samples; the policy is the same."""
     lengths = {"kind": "lognormal", "prompt": {"median": 128, "sigma": 1.0, "max": 900},
                "output": {"median": 64, "sigma": 0.8, "max": 400}}  # fmt: skip
-    workload = {**scenario.workload, "requests": 150, "lengths": lengths}
+    workload = {**(scenario.workload or {}), "requests": 150, "lengths": lengths}
     return scenario_from({**scenario.model_dump(exclude_unset=True), "workload": workload, "seed": scenario.seed + 1})
 
 

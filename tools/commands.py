@@ -9,6 +9,7 @@ import argparse
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from servesim.cli import Parser, parser
@@ -42,6 +43,17 @@ These options have the same meaning in several commands.
 
 SHARED_BY = 2  # an option with the same text in this many commands is described once, at the top
 REMARK = re.compile(r" \([^()]*(?:default|repeatable)[^()]*\)")
+PAGES = {  # commands whose options another page explains
+    "sim recommend": "recommend.md", "sim explore": "explore.md", "sim sweep": "capacity.md", "sim tune": "tune.md",
+    "sim capacity": "capacity.md", "sim check": "ci.md",
+    "sim calibrate vllm": "calibrate-server.md", "sim calibrate endpoint": "calibrate-server.md",
+    "sim calibrate probe": "calibrate.md", "sim calibrate import layers": "imports.md",
+    "sim calibrate import steps": "imports.md", "sim calibrate import results": "imports.md",
+    "sim calibrate derive": "derive.md", "sim replay": "replay.md", "sim serve": "serve.md",
+    "sim policies prove": "installed-engine.md",
+}  # fmt: skip
+CODE = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
+DOCS = Path(__file__).resolve().parent.parent / "docs"
 SHARED_GROUPS = ("model and device by name", "scenario", "device", "server", "editing")
 
 
@@ -95,7 +107,13 @@ def meaning(line: str) -> str:
 def section(name: str, about: str, inner: argparse.ArgumentParser, shared: Mapping[str, Mapping[str, str]]) -> str:
     """Return the section of one command: its own options, without the shared ones."""
     common = {option: line for group in shared.values() for option, line in group.items()}
-    known = [line for _, option, line in options(inner) if meaning(line) != meaning(common.get(option, ""))]
+    own = {option: line for _, option, line in options(inner) if meaning(line) != meaning(common.get(option, ""))}
+    page = PAGES.get(name, "")
+    text = CODE.sub("", (DOCS / page).read_text(encoding="utf-8")) if page else ""
+    elsewhere = [option for option in own if re.search(rf"{option}(?![\w-])", text)]
+    known = [line for option, line in own.items() if option not in elsewhere]
+    if elsewhere:
+        known.append(f"- [{page.removesuffix('.md')}]({page}) explains {', '.join(f'`{one}`' for one in elsewhere)}")
     about = sentence(first_sentence(inner.description or about))
     needed = [
         f"`{action.option_strings[-1]}`" for action in inner._actions if action.option_strings and action.required

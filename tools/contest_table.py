@@ -53,7 +53,7 @@ def scenario_of(entry: Entry) -> Scenario:
     return scenario_from(assemble(map(Layer, [*layers, entry.get("set", {})])))
 
 
-def load_of(entry: Entry) -> dict[str, float]:
+def load_of(entry: Entry) -> dict[str, Any]:
     """Return the settings of the client."""
     return {"X": entry["X"], "T": REQUESTS / entry["X"], "send_overhead": SEND_OVERHEAD}
 

@@ -146,7 +146,8 @@ def proof() -> Any:
         (others, GREY, 24, "other simulators, the same runs"), (ours, GREEN, 32, "servesim"),
     ):  # fmt: skip
         dots = [(error, height) for height, name in enumerate(names) for error in errors[name]]
-        axes.scatter(*zip(*dots), s=size, color=colour, label=label, zorder=3 if errors is ours else 2)
+        across, up = zip(*dots)
+        axes.scatter(across, up, s=size, color=colour, label=label, zorder=3 if errors is ours else 2)
     axes.set(xscale="log", xlabel="median absolute error (%, log scale; 0.05 stands for less)", ylim=(-0.7, len(names)))
     axes.set_xticks([0.05, 0.2, 1, 5, 20, 100, 500], ["0.05", "0.2", "1", "5", "20", "100", "500"])
     axes.minorticks_off()

@@ -46,7 +46,7 @@ def open_browser(width: int, scheme: str) -> Any:
     return browser
 
 
-def main(width: int = 1400, scheme: str = "light", file: str = "") -> None:
+def main(width: int, scheme: str = "light", file: str = "") -> None:
     """Write the picture of the whole page."""
     target = Path(file) if file else ROOT / "docs" / "pictures" / "explore.png"
     Path("best.yaml").write_text(SCENARIO, encoding="utf-8")
@@ -68,4 +68,4 @@ def main(width: int = 1400, scheme: str = "light", file: str = "") -> None:
 
 if __name__ == "__main__":
     words = sys.argv[1:]
-    main(*([int(words[0]), *words[1:]] if words else []))
+    main(int(words[0]) if words else 1400, *words[1:])

@@ -90,7 +90,7 @@ def places(module: str, text: str) -> Iterator[Place]:
 
     def walk(node: ast.AST, function: str, inside: bool) -> Iterator[Place]:
         for child in ast.iter_child_nodes(node):
-            if isinstance(child, SKIPPED) or child in annotations(node):
+            if isinstance(child, SKIPPED) or child in types_of(node):
                 continue
             if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 name = f"{function}.{child.name}".lstrip(".")
@@ -109,7 +109,7 @@ def places(module: str, text: str) -> Iterator[Place]:
     yield from walk(ast.parse(text), "", False)
 
 
-def annotations(node: ast.AST) -> list[ast.AST]:
+def types_of(node: ast.AST) -> list[ast.AST]:
     """Return the children of a node that are types or decorators."""
     own = [getattr(node, "annotation", None), getattr(node, "returns", None), *getattr(node, "decorator_list", [])]
     return [each for each in own if each is not None]

@@ -223,8 +223,8 @@ def ascend_table() -> str:
         for kind in ("fitted", "predicted")
         for run in about["fit"][kind]
     ]  # fmt: skip
-    head = ("run", "slots", "X", "fitted or predicted", "measured makespan (s)", "simulated makespan (s)",
-            "makespan error", "TTFT error per request (median)", "E2EL error per request (median)")  # fmt: skip
+    head = ("run", "slots", "X", "fitted or predicted", "measured (s)", "simulated (s)", "error", "TTFT error",
+            "E2EL error")  # fmt: skip
     return table(head, rows)
 
 
@@ -236,13 +236,13 @@ def percent(value: Optional[float]) -> str:
 def benchmark_table(name: str, script: str, only: str = "|") -> Callable[[], str]:
     """Return a function that reads a result of a benchmark from benchmarks/results (Markdown or CSV).
 
-    Of a Markdown table, it has the rows that contain `only`.
+    Of a Markdown table, it has the rows that contain `only`, without columns that are empty there.
     """
 
     def write() -> str:
         if (RESULTS / f"{name}.md").is_file():
             text = (RESULTS / f"{name}.md").read_text(encoding="utf-8").strip() + "\n"
-            return re.sub(rf"(?<=\|\n)(?!\|---)(?!.*{re.escape(only)}).*\|\n", "", text)
+            return chosen_rows(text, only)
         path = RESULTS / f"{name}.csv"
         if not path.is_file():
             return f"*Not measured for this version yet. Run {script}.*\n"
@@ -252,6 +252,20 @@ def benchmark_table(name: str, script: str, only: str = "|") -> Callable[[], str
         return table(rows[0], rows[1:]) + "".join(f"\n{note}\n" for note in notes)
 
     return write
+
+
+def chosen_rows(text: str, only: str) -> str:
+    """Return a page with one table, which keeps the rows that contain `only` and the columns that they fill."""
+    lines = text.splitlines(keepends=True)
+    rows = [line for line in lines if line.startswith("|")]
+    if only in rows[0]:
+        return text
+    cells = [[cell.strip() for cell in row.strip().strip("|").split("|")] for row in rows[:1] + rows[2:]]
+    kept = [row for row in cells[1:] if any(only in cell for cell in row)]
+    filled = [column for column in range(len(cells[0])) if any(row[column] for row in kept)]
+    chosen = [[row[column].replace("**", "") for column in filled] for row in (cells[0], *kept)]
+    first = lines.index(rows[0])
+    return "".join(lines[:first]) + table(chosen[0], chosen[1:]) + "".join(lines[first + len(rows) :])
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
@@ -291,7 +305,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
 
 def table_pages() -> list[Path]:
     """Return the pages that may have generated tables."""
-    return [*pages(), ROOT / "benchmarks" / "results" / "proof.md"]
+    return [*pages(), RESULTS / "contest.md", RESULTS / "proof.md"]
 
 
 def fill_tables(text: str) -> str:

@@ -315,7 +315,7 @@ def run_fault(
         if part and not answer["failed"]:
             names = sorted({test.partition("::")[0] for test in part})
             answer = run_tests(folder, folder / "plain", names, part, seconds)
-            ran, used = len(answer["tests"]), used + answer["cpu"]  # type: ignore[arg-type,operator]
+            ran, used = len(answer["tests"]), used + answer["cpu"]  # type: ignore[operator]
     file.write_text(modules[module], encoding="utf-8")
     shutil.rmtree(file.parent / "__pycache__", ignore_errors=True)
     return {"test": answer["failed"], "reason": answer["reason"], "ran": ran, "cpu": used}

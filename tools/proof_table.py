@@ -46,7 +46,7 @@ def percent(error: float, sign: bool = False) -> str:
 
 def summary_rows() -> list[tuple[str, ...]]:
     """Return one line per set and quantity."""
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for name, quantity, rows in groups(rows_of()):
         others = "; ".join(f"{rival} {percent(error)}" for rival, error in rivals_of(rows).items())
         calibrated = rows[0].calibrated_on.split(":")[-1].strip()
@@ -57,7 +57,7 @@ def summary_rows() -> list[tuple[str, ...]]:
 
 def single_rows() -> list[tuple[str, ...]]:
     """Return every figure of the small sets."""
-    lines = []
+    lines: list[tuple[str, ...]] = []
     rows = rows_of()
     for name in dict.fromkeys(row.set for row in rows):
         of_set = [row for row in rows if row.set == name]
@@ -70,9 +70,9 @@ def single_rows() -> list[tuple[str, ...]]:
     return lines
 
 
-def note_rows() -> list[tuple[str, str, str]]:
+def note_rows() -> list[tuple[str, ...]]:
     """Return what each set assumes, and the reasons of bad predictions."""
-    lines = []
+    lines: list[tuple[str, ...]] = []
     rows = rows_of()
     for name in dict.fromkeys(row.set for row in rows):
         texts = [dict.fromkeys(getattr(row, key) for row in rows if row.set == name) for key in ("assumed", "reason")]
@@ -127,7 +127,8 @@ TARGETS = (
 
 def target_rows() -> list[tuple[str, ...]]:
     """Return every target and whether it is met."""
-    lines, rows = [], rows_of()
+    lines: list[tuple[str, ...]] = []
+    rows = rows_of()
     for target in TARGETS:
         of_target = [
             row
@@ -218,7 +219,8 @@ COVERED = (0.85, 0.99)  # the target, for every set and for all
 
 def coverage_rows() -> list[tuple[str, ...]]:
     """Return how many measured values are inside their intervals, by set."""
-    lines, rows = [], rows_of()
+    lines: list[tuple[str, ...]] = []
+    rows = rows_of()
     for name in [*dict.fromkeys(row.set for row in rows), ALL]:
         inside, known, width = coverage(row for row in rows if name in (row.set, ALL))
         if known:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Optional, Union
+from typing import Optional, Protocol
 from urllib.parse import urlsplit
 
 from servesim.calibrate.live.setup import DeviceSession
@@ -24,6 +24,20 @@ from servesim.runs.build import copy_requests
 SERVER_START_S = 600.0  # until a restarted server must accept connections
 
 
+class LiveTarget(Protocol):
+    """What measures configurations for the loop."""
+
+    @property
+    def has_steps(self) -> bool: ...  # it reports step times
+    @property
+    def host_separate(self) -> bool: ...  # step times tell the host from the device
+    @property
+    def ready(self) -> bool: ...  # it can run any configuration, without its owner
+    def measure(
+        self, name: str, scenario: Scenario, file: Path, profile: Profile, max_seconds: float
+    ) -> tuple[MeasuredRun, float]: ...
+
+
 @dataclass
 class BackendTarget:
     """A model that a worker loads before the first measurement. It can run any configuration."""
@@ -32,12 +46,12 @@ class BackendTarget:
     scenarios: Sequence[Scenario]  # all that may be measured: the largest one decides the size of the cache
     warm_up: int = 32
     quiet: bool = True
-    has_steps = True  # it reports step times
+    has_steps = True
     ready = True
 
     @property
     def host_separate(self) -> bool:
-        """Whether step times tell the host from the device; the clock of the fake backend gives whole steps."""
+        """The clock of the fake backend gives whole steps."""
         return self.session.backend != "fake"
 
     def measure(
@@ -105,6 +119,3 @@ class UrlTarget:
                 if time.monotonic() > until:
                     raise BadInput(f"--url {self.server.url}: no answer {SERVER_START_S:g} s after --restart") from None
                 time.sleep(0.2)
-
-
-LiveTarget = Union[BackendTarget, UrlTarget]

@@ -263,8 +263,8 @@ def leaves(entry: Any) -> list[str]:
 
 
 def test_the_pages_stay_short() -> None:
-    """The aim is 350,000 bytes."""
-    assert sum(path.stat().st_size for path in (ROOT / "docs").glob("*.md")) <= 370_000
+    """350,000 bytes are what the site may have, so that each page is read in five minutes."""
+    assert sum(path.stat().st_size for path in (ROOT / "docs").glob("*.md")) <= 350_000
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
