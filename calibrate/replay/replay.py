@@ -6,8 +6,6 @@ overhead per step, measured in the warm-up.
 
 from __future__ import annotations
 
-import sys
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +28,7 @@ from servesim.runs.answers import split_answers, with_answers
 from servesim.runs.build import copy_requests
 from servesim.runs.run_folder import DECISIONS, RunData, run_data, write_decisions, write_run
 from servesim.runs.simulate import Run, check_drafted, load_trace, simulate
+from servesim.study.progress import StatusLine
 from servesim.study.sweep_file import read_experiment
 from servesim.traces.trace import Trace
 
@@ -242,20 +241,15 @@ def write_replay(replayed: ReplayedScenario, folder: Path, single: bool) -> None
             write_decisions(replayed.simulated.decisions, sim / DECISIONS)
 
 
-class ProgressLine:
-    """The progress line of a replay on a terminal: queue lengths, or open requests of a server; tokens per second."""
+class ProgressLine(StatusLine):
+    """The progress of a replay: queue lengths, or open requests of a server; tokens per second."""
 
     def __init__(self, name: str, total: int, quiet: bool) -> None:
+        super().__init__(quiet)
         self.name = name
         self.total = total
-        self.quiet = quiet
-        self.terminal = sys.stderr.isatty()
-        self._printed_at = time.monotonic()
 
     def __call__(self, state: Mapping[str, Any]) -> None:
-        if self.quiet or (not self.terminal and time.monotonic() - self._printed_at < 10):
-            return
-        self._printed_at = time.monotonic()
         text = f"{self.name}  {state['t']:.1f} s  "
         if "checked" in state:
             text += f"token check: {state['checked']}/{state['to_check']} requests"
@@ -265,12 +259,7 @@ class ProgressLine:
         else:
             text += f"done {state['done']}/{self.total}  waiting {state['waiting']}  running {state['running']}  "
             text += f"swapped {state['swapped']}  {state['tokens_per_s']:.0f} tokens/s"
-        line, end = (f"\r{text:<100}", "") if self.terminal else (text, "\n")
-        print(line, end=end, file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        if self.terminal and not self.quiet:
-            print(file=sys.stderr)
+        self.show(text)
 
 
 def check_profile(profile: Profile, session: DeviceSession) -> None:

@@ -170,7 +170,7 @@ def test_a_probe_keeps_the_counters_and_the_power_of_each_kind(
     add_tool(tools, "nvidia-smi", WORKING)
     settings = {"backend": "fake", "budget": 2.0, "max_rows": 2, "max_tokens": 32, "max_seq_len": 64}
     session = ProbeSession(tmp_path / "probe", settings)
-    result = run_session(cast(Worker, WorkerInThisProcess()), session, lambda report: None)
+    result = run_session(cast(Worker, WorkerInThisProcess()), session, True)
     rows = list(csv.DictReader((tmp_path / "probe" / "device.csv").open()))
     assert len(rows) == len(result["counters"]["samples"]) > 0
     about = (read_probe(tmp_path / "probe") or {})["about"]
