@@ -127,5 +127,5 @@ def describe(report: Mapping[str, Any]) -> str:
     spent = report["seconds"] / budget if budget > 0 else 1.0
     done = min(1.0, max(spent, report["known"] / max(report["points"], 1)))
     failed = f", {report['failed']} failed" if report["failed"] else ""
-    points = f"{report['known']}/{report['points']} points precise"
-    return f"probe: {100 * done:.0f} %, {points}, {report['samples']} samples{failed}, at most {report['left']:.0f} s left"
+    points = f"probe: {100 * done:.0f} %, {report['known']}/{report['points']} points precise"
+    return f"{points}, {report['samples']} samples{failed}, at most {report['left']:.0f} s left"

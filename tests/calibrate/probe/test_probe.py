@@ -229,7 +229,7 @@ def report(**changes: Any) -> dict[str, Any]:
 
 def test_the_line_has_the_fraction_of_the_time_or_of_the_points() -> None:
     assert session.describe(report()) == "probe: 25 %, 0/50 points precise, 7 samples, at most 90 s left"
-    assert session.describe(report(known=40, failed=2)).startswith("probe: 80 %, 40/50 points precise, 7 samples, 2 fai")
+    assert session.describe(report(known=40, failed=2)).startswith("probe: 80 %, 40/50 points precise, 7 samples, 2 ")
     assert session.describe(report(seconds=130.0, left=0.0)).startswith("probe: 100 %")
 
 
