@@ -20,7 +20,6 @@ from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Request
 from servesim.core.content import Content
 from servesim.costs.device_profile import Profile
-from servesim.costs.linear import LinearCost
 from servesim.costs.parts import NO_HOST, HostPart
 from servesim.engine.rules import rules_of
 from servesim.files.csv_rows import read_csv
@@ -32,7 +31,7 @@ from servesim.study.progress import StatusLine
 from servesim.study.sweep_file import read_experiment
 from servesim.traces.trace import Trace
 
-from .measured_run import MeasuredRun, run_from_result, write_live
+from .measured_run import NO_PROFILE, MeasuredRun, run_from_result, write_live
 from .resimulate import replay_intervals, resimulate, simulate_with_cost
 from .verify import Comparison, compare
 
@@ -185,7 +184,7 @@ def replay_on_backend(
     line = ProgressLine(name, len(requests), quiet)
     result = session.replay(scenario, copy_requests(requests), cost, warm_up, line, check_tokens=check_tokens)
     line.end()
-    live = run_from_result(scenario, profile or Profile("none", LinearCost()), copy_requests(requests), result)
+    live = run_from_result(scenario, profile or NO_PROFILE, copy_requests(requests), result)
     replayed = ReplayedScenario(name, live, replace(run_data(live, live.decisions), name=name))
     if profile is not None and not live.stopped:
         recent = profile.measured_within(SESSION_SECONDS, datetime.now(timezone.utc))
