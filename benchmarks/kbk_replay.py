@@ -96,7 +96,7 @@ def measure_profile(session: DeviceSession, seconds: float, folder: Path) -> Pro
     settings = {**GRID, "budget": seconds, "backend": "kbk", "model": session.model.name, "num_blocks": BLOCKS,
                 "block_size": BLOCK, "host_blocks": 0}  # fmt: skip
     probe = ProbeSession(folder, settings)
-    result = run_session(session.worker, probe, lambda report: None)
+    result = run_session(session.worker, probe, True)
     print_progress(f"{result['known']} of {result['points']} points precise in {result['seconds']:.0f} s")
     probe_only = fit_profile(probe.samples, session.about, PROFILE_NAME)
     for setting in CALIBRATION_SETTINGS:

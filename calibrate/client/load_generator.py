@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import signal
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
-from servesim.core import BadInput, Request
+from servesim.core import Request
 
 from .protocols import Api, Event, has_named_answer, key_header
 
@@ -276,36 +275,3 @@ def raise_file_limit(streams: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < target:
         limit = target if hard == resource.RLIM_INFINITY else min(target, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-
-
-def list_models(url: str) -> list[dict[str, Any]]:
-    """Return the models that a server lists, at least one."""
-    from urllib.error import URLError
-    from urllib.request import Request as HttpRequest
-    from urllib.request import urlopen
-
-    headers = key_header()
-    try:
-        with urlopen(HttpRequest(url.rstrip("/") + "/v1/models", headers=headers), timeout=30) as response:
-            models = json.load(response)["data"]
-            return [{**model, "id": str(model["id"])} for model in (models[0], *models[1:])]
-    except (URLError, OSError, ValueError, LookupError, TypeError) as error:
-        reason = getattr(error, "reason", None) or error  # of a URLError, whose own text is for programmers
-        raise BadInput(
-            f"--url {url}: cannot list the models ({reason}); is the server running? If so, set --served-model"
-        ) from None
-
-
-def first_model(url: str) -> str:
-    """Return the name of the first model that a server lists."""
-    return str(list_models(url)[0]["id"])
-
-
-def check_model(url: str, model: str) -> None:
-    """Raise BadInput if a server lists its models and has no such one."""
-    try:
-        names = [one["id"] for one in list_models(url)]
-    except BadInput:
-        return  # it has no such list
-    if model not in names:
-        raise BadInput(f"--served-model {model}: the server at {url} has no such model; it has {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""What a server says itself: vLLM's version and settings, its counters before and after a load; and the round trip.
+"""What a server says itself: models, vLLM's version and settings, counters before and after a load; and the round trip.
 
 A client sees no preemptions, and its latencies include the network, HTTP and its own delays. The counters of the server
 have both without them. `sim serve` has the same names.
@@ -14,9 +14,11 @@ import time
 from collections.abc import Mapping, Sequence
 from http.client import HTTPException
 from typing import Any, Optional
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.request import Request as HttpRequest
 from urllib.request import urlopen
+
+from servesim.core import BadInput
 
 from .protocols import key_header
 
@@ -39,15 +41,46 @@ NULL_BLOCKS = 1  # KV blocks that vLLM V1 counts but never gives to a request
 ServerCounts = Mapping[str, float]
 
 
+def ask(url: str, path: str) -> bytes:
+    """Return the answer of a server to a GET."""
+    with urlopen(HttpRequest(url.rstrip("/") + path, headers=key_header()), timeout=TIMEOUT_S) as response:
+        return bytes(response.read())
+
+
+def list_models(url: str) -> list[dict[str, Any]]:
+    """Return the models that a server lists, at least one."""
+    try:
+        models = json.loads(ask(url, "/v1/models"))["data"]
+        return [{**model, "id": str(model["id"])} for model in (models[0], *models[1:])]
+    except (URLError, OSError, ValueError, LookupError, TypeError) as error:
+        reason = getattr(error, "reason", None) or error  # of a URLError, whose own text is for programmers
+        raise BadInput(
+            f"--url {url}: cannot list the models ({reason}); is the server running? If so, set --served-model"
+        ) from None
+
+
+def served_model(url: str, name: Optional[str]) -> tuple[str, Optional[int]]:
+    """Return the model to ask for, by default the first one, and its max_model_len if the server lists it."""
+    try:
+        models = list_models(url)
+    except BadInput:
+        if name is None:
+            raise
+        return name, None  # not every server lists its models
+    listed = next((model for model in models if name in (None, model["id"])), None)
+    if listed is None:
+        known = ", ".join(model["id"] for model in models)
+        raise BadInput(f"--served-model {name}: the server at {url} has no such model; it has {known}")
+    length = listed.get("max_model_len")
+    return listed["id"], length if isinstance(length, int) and length > 0 else None
+
+
 def vllm_version(url: str) -> Optional[str]:
     """Return the version of a vLLM server without a suffix such as +cpu; None if it is another server."""
-    answers = []
     try:
-        for path in ("/v1/models", "/version"):
-            with urlopen(HttpRequest(url + path, headers=key_header()), timeout=TIMEOUT_S) as response:
-                answers.append(json.load(response))
-        models, version = answers[0]["data"], str(answers[1]["version"])
-        return version.partition("+")[0] if any(model.get("owned_by") == "vllm" for model in models) else None
+        models, version = (json.loads(ask(url, path)) for path in ("/v1/models", "/version"))
+        is_vllm = any(model.get("owned_by") == "vllm" for model in models["data"])
+        return str(version["version"]).partition("+")[0] if is_vllm else None
     except (OSError, ValueError, HTTPException, LookupError, TypeError, AttributeError):
         return None
 
@@ -71,8 +104,7 @@ def read_settings(url: str) -> dict[str, Any]:
 def read_metrics(url: str) -> str:
     """Return the text at /metrics; empty without an answer."""
     try:
-        with urlopen(HttpRequest(f"{url}/metrics", headers=key_header()), timeout=TIMEOUT_S) as response:
-            return str(response.read().decode("utf-8", "replace"))
+        return ask(url, "/metrics").decode("utf-8", "replace")
     except (OSError, ValueError, HTTPException):
         return ""
 
@@ -147,7 +179,7 @@ def round_trip_ms(url: str) -> Optional[float]:
     for _ in range(ROUND_TRIPS):
         start = time.perf_counter()
         try:
-            urlopen(HttpRequest(f"{url}/health", headers=key_header()), timeout=TIMEOUT_S).close()
+            ask(url, "/health")
         except HTTPError as error:  # also an answer: not every server has this path
             error.close()
         except (OSError, ValueError, HTTPException):

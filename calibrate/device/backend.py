@@ -50,6 +50,9 @@ class OutOfMemory(DeviceFailed):
     """A step did not fit into device memory. The backend stays usable."""
 
 
+STEP_FAILURES = (RuntimeError, MemoryError, ValueError)  # of one step of a probe; OutOfMemory is a RuntimeError
+
+
 def model_named(name: str) -> Model:
     """Return a model that backends can run."""
     check_choice("--model", name, list(MODELS))

@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 INTERVAL_S = 0.1  # between two samples of nvidia-smi
 TIMEOUT_S = 5.0  # of one call of npu-smi
@@ -77,9 +77,9 @@ class DeviceSampler:
     def __init__(self) -> None:
         self.tool: Optional[str] = None  # nvidia-smi or npu-smi
         self.remark: Optional[str] = None  # one line: why there are no samples
-        self._samples: list[Sample] = []
-        self._processes: list[subprocess.Popen[str]] = []
-        self._threads: list[threading.Thread] = []
+        self.samples: list[Sample] = []  # so far, in the order of time
+        self._process: Optional[subprocess.Popen[str]] = None  # the tool
+        self._thread: Optional[threading.Thread] = None  # reads its output
         self._stop = threading.Event()
         self._last_line = ""  # of a tool that reported no sample
 
@@ -90,11 +90,6 @@ class DeviceSampler:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    @property
-    def samples(self) -> list[Sample]:
-        """The samples so far, in the order of time."""
-        return list(self._samples)
-
     def start(self) -> None:
         """Start the first tool that exists."""
         self.tool = next((name for name in ("nvidia-smi", "npu-smi") if shutil.which(name)), None)
@@ -102,48 +97,42 @@ class DeviceSampler:
             self.remark = NO_TOOL
             return
         target = self._read_nvidia if self.tool == "nvidia-smi" else self._poll_npu
-        self._run(target)
+        self._thread = threading.Thread(target=target, daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
         """End the tool and return at once, even if it hangs."""
         self._stop.set()
-        processes = list(self._processes)
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-        for thread in self._threads:
-            thread.join(STOP_S)
-        for process in processes:
+        if self._thread is None:
+            return
+        if self._process is not None:
+            self._process.kill()
+        self._thread.join(STOP_S)
+        if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_S)
-            if process.stdout is not None and not any(thread.is_alive() for thread in self._threads):
-                process.stdout.close()
-        if self.tool is not None and not self._samples and self.remark is None:
+                self._process.wait(STOP_S)
+            if self._process.stdout is not None and not self._thread.is_alive():
+                self._process.stdout.close()
+        if not self.samples:
             why = self._last_line[:160] or "it printed nothing"
             self.remark = f"device counters: {self.tool} gave no samples: {why}"
 
-    def _run(self, target: Callable[[], None]) -> None:
-        thread = threading.Thread(target=target, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
     def _open(self, command: Sequence[str]) -> Optional[subprocess.Popen[str]]:
         try:
-            process = subprocess.Popen(
+            self._process = process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                 encoding="utf-8", errors="replace",
             )  # fmt: skip
         except OSError as error:
             self._last_line = str(error)
             return None
-        self._processes.append(process)
         if self._stop.is_set():
             process.kill()
         return process
 
     def _add(self, sample: Optional[Sample], text: str) -> None:
         if sample is not None:
-            self._samples.append(sample)
+            self.samples.append(sample)
         elif text.strip():
             self._last_line = text.strip().splitlines()[0]
 
@@ -178,9 +167,6 @@ class DeviceSampler:
         except (subprocess.TimeoutExpired, OSError, ValueError):
             process.kill()
             return ""
-        finally:
-            if process.poll() is not None and process in self._processes:
-                self._processes.remove(process)
 
 
 def device_index(variable: str) -> str:

@@ -87,7 +87,7 @@ def front_end_seconds(steps: Sequence[ObservedStep], about: Mapping[str, Any]) -
     """
     idle = samples_of([step for step in steps if step.idle])
     others = grouped(samples_of([step for step in steps if not step.idle]))
-    if not len(idle) or not {"prefill", "mixed"} & set(others.kinds) or "decode" not in others.kinds:
+    if not len(idle) or not others.show_all_costs:
         return None
     cost = fit_cost(others, about)
     inside = in_measured_range(idle.table, measured_range(others.of_kind("prefill", "mixed")))

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
-from servesim.calibrate.client.load_generator import LoadGenerator, SentRequest, list_models, send
+from servesim.calibrate.client.load_generator import LoadGenerator, SentRequest, send
 from servesim.calibrate.client.protocols import Api, LlmServing, OpenAI, TextCompletions
+from servesim.calibrate.client.server_counters import served_model
 from servesim.core import BadInput, Request
 from servesim.files.read import quote
 from servesim.study.journal import Journal, sync
@@ -97,19 +98,6 @@ def detect_api(url: str, api: str, model: Optional[str], timeout: float, prompt_
         if sent.outcome in ("broken", "timed out"):
             break
     raise BadInput(f"--url {url} --api {api}: the server does not answer a request: {sent.outcome}: {sent.reason}")
-
-
-def served_model(url: str, name: Optional[str]) -> tuple[str, Optional[int]]:
-    """Return the model to ask for, by default the first one, and its max_model_len if the server lists it."""
-    try:
-        models = list_models(url)
-    except BadInput:
-        if name is None:
-            raise
-        return name, None  # not every server lists its models
-    listed = next((model for model in models if name in (None, model["id"])), {})
-    length = listed.get("max_model_len")
-    return name or str(listed["id"]), length if isinstance(length, int) and length > 0 else None
 
 
 def added_tokens(sent: SentRequest) -> int:

@@ -20,8 +20,7 @@ from servesim.calibrate.probe.fit import fit_cost
 from servesim.calibrate.probe.fit_errors import summary
 from servesim.calibrate.probe.fitted_profile import profile_from
 from servesim.calibrate.probe.parts_fit import tokens_read
-from servesim.calibrate.probe.predict import predict
-from servesim.calibrate.probe.sample_set import Samples, grouped, without_outliers, write_samples
+from servesim.calibrate.probe.sample_set import Samples, grouped, predict, without_outliers, write_samples
 from servesim.core import BadInput, StepCost
 from servesim.core.limits import MAX_NUMBER
 from servesim.costs.device_profile import Profile, write_profile
@@ -89,7 +88,7 @@ def stretch_error(steps: Samples, about: Mapping[str, Any]) -> Optional[dict[str
     predicted = np.zeros(len(steps))
     for half in (0, 1):
         train = grouped(without_outliers(steps.select(stretch % 2 != half)))
-        if "decode" not in train.kinds or not np.isin(train.kinds, ("prefill", "mixed")).any():
+        if not train.show_all_costs:
             return None
         own = stretch % 2 == half
         predicted[own] = predict(fit_cost(train, about), steps.table[own])

@@ -12,9 +12,10 @@ from servesim.costs.device_profile import Profile
 from servesim.costs.model_arithmetic import peak_of
 from servesim.costs.model_config import model_name
 from servesim.costs.profile_verdict import verdict_on
+from servesim.files.step_table import KINDS, STEP_KINDS
 from servesim.runs.utilisation import missing_figures
 
-from .samples import Point, measured_points
+from .samples import MeasuredPoint, measured_points
 
 DEFAULT_TOLERANCE = 0.03  # held-out error of a kind of step above which the report asks for more samples
 MAX_MEDIAN_ERROR = 0.02  # relative standard error of a median above which the report asks for a repeat
@@ -22,7 +23,6 @@ WIDE_INTERVAL = 0.3  # half-width of a parameter's interval, as a fraction of th
 WORST_POINTS = 3  # number of points or ranges listed
 MIN_RANGE_POINTS = 3  # a range with fewer points is not listed
 ROWS = (1, 32, 128)  # of the table of the selection of tokens
-KINDS = ("prefill", "decode", "mixed", "swap", "busy")
 
 
 def report(profile: Profile, tolerance: Optional[float] = None) -> str:
@@ -40,7 +40,7 @@ def report(profile: Profile, tolerance: Optional[float] = None) -> str:
     return "\n".join([*lines, "", *verdict_on(profile).lines()])
 
 
-def coverage_lines(profile: Profile, points: Sequence[Point]) -> list[str]:
+def coverage_lines(profile: Profile, points: Sequence[MeasuredPoint]) -> list[str]:
     """Return one line per kind of step with its counts, and the measured range."""
     lines = []
     if points:
@@ -53,7 +53,7 @@ def coverage_lines(profile: Profile, points: Sequence[Point]) -> list[str]:
     return lines or ["no samples and no measured range: the valid range of these costs is unknown"]
 
 
-def coverage(points: Sequence[Point]) -> dict[str, dict[str, Any]]:
+def coverage(points: Sequence[MeasuredPoint]) -> dict[str, dict[str, Any]]:
     """Return what was measured of each kind of step."""
     result = {}
     for kind in KINDS:
@@ -168,7 +168,7 @@ def format_known(value: Optional[float]) -> str:
     return "?" if value is None else f"{value:.4g}"
 
 
-def next_steps(profile: Profile, points: Sequence[Point], tolerance: Optional[float] = None) -> list[str]:
+def next_steps(profile: Profile, points: Sequence[MeasuredPoint], tolerance: Optional[float] = None) -> list[str]:
     """Return what to measure to improve the profile, the most important first."""
     tolerance = DEFAULT_TOLERANCE if tolerance is None else tolerance
     measured = [point for point in points if point.seconds]
@@ -185,7 +185,7 @@ def next_steps(profile: Profile, points: Sequence[Point], tolerance: Optional[fl
         advice.append(f"{len(failed)} points failed, e.g. {failed[0].name}: {failed[0].failed}")
     advice += imprecise_points(measured)
     if points:
-        missing = [kind for kind in KINDS[:4] if not any(point.kind == kind for point in measured)]
+        missing = [kind for kind in STEP_KINDS if not any(point.kind == kind for point in measured)]
         advice += [f"{kind} steps: none measured" for kind in missing]
     if not points and not profile.section("grid"):
         advice.append("single steps (`sim calibrate probe`): the valid range of these costs is unknown")
@@ -193,7 +193,7 @@ def next_steps(profile: Profile, points: Sequence[Point], tolerance: Optional[fl
     return advice + log_errors(fit, tolerance) + wide_parameters(fit.get("parameters") or {})
 
 
-def imprecise_points(measured: Sequence[Point]) -> list[str]:
+def imprecise_points(measured: Sequence[MeasuredPoint]) -> list[str]:
     """Return a line with the points whose median is not known well."""
     repeated = any(len(point.seconds) > 1 for point in measured)  # then points with one sample come from live runs
     candidates = [point for point in measured if len(point.seconds) > 1 or not repeated]
@@ -220,7 +220,7 @@ def log_errors(fit: Mapping[str, Any], tolerance: float) -> list[str]:
     return [f"other costs or settings of these runs: {', '.join(sorted(found))}"] if found else []
 
 
-def relative_error(cost: StepCost, point: Point) -> float:
+def relative_error(cost: StepCost, point: MeasuredPoint) -> float:
     """Return the error of the cost model at a point, as a fraction."""
     return abs(cost.seconds(point.shape) / point.median - 1) if point.median else math.inf
 

@@ -24,7 +24,6 @@ from .parts_fit import (
     SwapModel,
     model_ratios,
 )
-from .predict import predict, predict_decodes
 from .sample_set import (
     MIN_REPEATS,
     OUTLIER_RATIO,
@@ -34,6 +33,8 @@ from .sample_set import (
     Samples,
     group_index,
     grouped,
+    predict,
+    shapes_of,
     without_outliers,
 )
 from .solver import Solution, solve
@@ -167,7 +168,9 @@ def fit_prompts(groups: Groups, buckets: Sequence[int], ratios: ModelRatios, cos
     solution = solve(model.problem(groups))
     mixed = groups.kinds == "mixed"
     if mixed.any():
-        decode = predict_decodes(cost, groups.table)
+        alone = groups.table.copy()
+        alone[:, :5] = alone[:, 8] = 0  # without prompts and copies
+        decode = np.array([cost.duration(shape) if any(shape) else 0.0 for shape in shapes_of(alone)])
         # Some devices run mixed steps with faster kernels than decodes: then decodes are no lower bound.
         model.floor = float((np.maximum(solution.predicted, decode) / groups.seconds)[mixed].mean()) < 1 + FLOOR_EXCESS
         two_parts = PrefillModel(groups, buckets, ratios, cost.decodes, one_pass=False)

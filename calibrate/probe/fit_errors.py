@@ -16,8 +16,7 @@ from servesim.costs.profile_verdict import MAX_TOTAL_ERROR
 from servesim.files.step_table import STEP_KINDS
 
 from .fit import fit_cost
-from .predict import predict
-from .sample_set import Array, Groups, Mask, Samples, Steps, group_index, grouped
+from .sample_set import Array, Groups, Mask, Samples, Steps, group_index, grouped, predict
 
 FOLDS = 5
 RANGE_FIELDS = ("prefill_tokens", "prefill_rows", "decode_rows", "context", "swapped")
@@ -84,7 +83,7 @@ def held_out_errors(samples: Samples, about: Mapping[str, Any], seed: int = 0) -
     errors = np.full(len(points), np.nan)
     for fold in range(FOLDS):
         train = grouped(samples.select(fold_of_sample != fold))
-        if "decode" not in train.kinds or not np.isin(train.kinds, ("prefill", "mixed")).any():
+        if not train.show_all_costs:
             continue
         test = np.flatnonzero(fold_of_point == fold)
         test = test[in_measured_range(points.table[test], measured_range(train))]

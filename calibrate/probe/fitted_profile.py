@@ -18,8 +18,7 @@ from servesim.files.step_table import STEP_KINDS
 from .fit import Fit, fit_samples
 from .fit_errors import check_fit, held_out_errors, measured_range, total_errors
 from .parts_fit import model_ratios
-from .predict import predict
-from .sample_set import Samples
+from .sample_set import Samples, predict
 from .samples import read_samples
 from .token_selection import sampling_keys
 

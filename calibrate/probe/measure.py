@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Callable, Optional
 
-from servesim.calibrate.device.backend import Backend, OutOfMemory, Row, shape_of_rows
+from servesim.calibrate.device.backend import STEP_FAILURES, Backend, OutOfMemory, Row, shape_of_rows
 from servesim.calibrate.device.counters import DeviceSampler, counters_to_json
 from servesim.core import Shape
 
@@ -32,7 +32,6 @@ COLUMNS = ("kind", *Shape._fields, "seconds", "point", "round", "order", "flagge
 MIN_SAMPLES, MAX_SAMPLES = 8, 60  # per point
 OUTLIER_RATIO = 1.5  # samples above this multiple of the median are flagged
 LOAD_CLASSES = (0, 64, 128, 192, 256, 384, 512, 1024, 2048)  # upper bounds, in tokens per step
-FAILURES = (RuntimeError, MemoryError, ValueError)  # errors of one point; OutOfMemory is a RuntimeError
 REPORT_INTERVAL_S = 1.0  # seconds between two reports to the parent
 SAMPLING_PART = 0.1  # of the budget, for the selection of tokens
 MAX_FAILED_POINTS = 12  # failed points in a row after which the probe ends: the device is lost
@@ -72,15 +71,13 @@ class Probe:
         self.block_size = int(self.about["block_size"])
         self.blocks = int(self.about["blocks"])
         self.vocab = int(self.about["model"]["vocab"])
-        self.max_seq_len = min(int(self.about["model"]["context"]), int(args.get("max_seq_len", 1 << 30)))
+        self.max_seq_len = min(int(self.about["model"]["context"]), args.get("max_seq_len", 1 << 30))
         row_buckets = self.about.get("row_buckets") or ROW_BUCKETS
-        max_rows, max_tokens = int(args.get("max_rows", 64)), int(args.get("max_tokens", 2048))
-        host_blocks = int(self.about.get("host_blocks") or 0)
-        seed = int(args.get("seed", 0))
-        self.points = grid(max_rows, max_tokens, self.max_seq_len, host_blocks, row_buckets, seed)
+        self.max_rows, self.seed = args.get("max_rows", 64), args.get("seed", 0)
+        sizes = self.max_rows, args.get("max_tokens", 2048), self.max_seq_len
+        self.points = grid(*sizes, self.about["host_blocks"], row_buckets, self.seed)
         self.precision = float(args.get("precision", 0.01))
         self.rows: list[dict[str, Any]] = list(args.get("resume") or ())
-        self.seed = seed
         self.rng = random.Random(f"probe order {self.seed} {len(self.rows)}")
         self.rows_by_point: dict[int, list[Row]] = {}
         self.rounds: Optional[int] = args.get("rounds")  # maximum per call of `run`
@@ -117,7 +114,7 @@ class Probe:
 
     def _warm_up(self) -> None:
         for index in range(0, len(self.points), max(1, len(self.points) // 12)):
-            with contextlib.suppress(*FAILURES):
+            with contextlib.suppress(*STEP_FAILURES):
                 self._time_step(self.points[index], self.rows_by_point[index])
 
     def _out_of_time(self) -> bool:
@@ -143,7 +140,7 @@ class Probe:
         try:
             row.update(seconds=self._time_step(point, rows), failed="")
             self._failed_in_a_row = 0
-        except FAILURES as error:
+        except STEP_FAILURES as error:
             row.update(seconds="", failed=failure_reason(error))
             self._failed_in_a_row += 1
         self.rows.append(row)
@@ -231,7 +228,7 @@ def run(backend: Backend, args: dict[str, Any], emit: Callable[[Any], None]) -> 
     try:
         with DeviceSampler() as sampler:
             probe.run()
-            sampling = measure_sampling(backend, int(args.get("max_rows", 64)), SAMPLING_PART * probe.budget)
+            sampling = measure_sampling(backend, probe.max_rows, SAMPLING_PART * probe.budget)
             power = measure_power(probe.steps_by_kind(), sampler)
     except KeyboardInterrupt:
         interrupted = True

@@ -11,7 +11,7 @@ from servesim.costs.device_profile import Profile
 from servesim.files.chart_style import LIGHT, matplotlib_style
 from servesim.files.write import save_figure
 
-from .samples import Point, measured_points
+from .samples import MeasuredPoint, measured_points
 
 MAX_COLOR = 15  # error in % with the strongest colour
 
@@ -33,7 +33,7 @@ def plot_fit(profile: Profile, path: Path) -> None:
         save_figure(figure, path, dpi=110)
 
 
-def plot_prefill(axes: Any, profile: Profile, points: list[Point]) -> None:
+def plot_prefill(axes: Any, profile: Profile, points: list[MeasuredPoint]) -> None:
     """Plot prefill time over tokens, per number of rows."""
     for rows in sorted({point.shape.prefill_rows for point in points})[:6]:
         group = sorted((p for p in points if p.shape.prefill_rows == rows), key=lambda p: p.shape.prefill_tokens)
@@ -45,7 +45,7 @@ def plot_prefill(axes: Any, profile: Profile, points: list[Point]) -> None:
     label_axes(axes, "prompt tokens per step", "ms", bool(points))
 
 
-def plot_decode(axes: Any, profile: Profile, points: list[Point]) -> None:
+def plot_decode(axes: Any, profile: Profile, points: list[MeasuredPoint]) -> None:
     """Plot decode time over cached tokens read, per number of rows."""
     counts = sorted({point.shape.decode_rows for point in points})
     for rows in counts[:: max(1, len(counts) // 7)]:
@@ -60,7 +60,7 @@ def plot_decode(axes: Any, profile: Profile, points: list[Point]) -> None:
     label_axes(axes, "cached tokens read", "ms", bool(points))
 
 
-def plot_errors(axes: Any, profile: Profile, points: list[Point]) -> None:
+def plot_errors(axes: Any, profile: Profile, points: list[MeasuredPoint]) -> None:
     """Plot the error of the fit at every point."""
     for kind in sorted({point.kind for point in points}):
         group = [p for p in points if p.kind == kind]
@@ -71,7 +71,7 @@ def plot_errors(axes: Any, profile: Profile, points: list[Point]) -> None:
     label_axes(axes, "measured, ms", "error of the fit, %", bool(points))
 
 
-def plot_error_map(axes: Any, profile: Profile, points: list[Point], kind: str) -> None:
+def plot_error_map(axes: Any, profile: Profile, points: list[MeasuredPoint], kind: str) -> None:
     """Plot each point by its rows and its mean length, coloured by the error: red is too slow, blue is too fast."""
     rows = np.array([p.shape.prefill_rows + p.shape.decode_rows for p in points], dtype=float)
     tokens = np.array([p.shape.prefill_tokens + p.shape.context for p in points], dtype=float)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, Callable, Optional
 
+from servesim.calibrate.device.backend import STEP_FAILURES
 from servesim.calibrate.device.counters import DeviceSampler
 
 PHASE_S = 3.0  # of each kind
@@ -40,7 +41,7 @@ def run_phase(steps: Sequence[Callable[[], Any]], end: float) -> None:
     usable = list(steps)
     while usable and time.perf_counter() < end:
         for step in list(usable):
-            with contextlib.suppress(RuntimeError, MemoryError, ValueError):
+            with contextlib.suppress(*STEP_FAILURES):
                 step()
                 if time.perf_counter() >= end:
                     return

@@ -1,4 +1,4 @@
-"""Measured steps as arrays: selections, outliers, and groups of samples with the same shape."""
+"""Measured steps as arrays: selections, predicted times, outliers, and groups of samples with the same shape."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Optional, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from servesim.core import Shape
+from servesim.core import Shape, StepCost
 from servesim.files.step_table import KINDS, MeasuredStep, number_shapes, write_steps
 
 Array = npt.NDArray[np.float64]
@@ -45,7 +45,12 @@ class Steps:
     @property
     def shapes(self) -> list[Shape]:
         """The shapes of the steps."""
-        return [Shape(*row) for row in self.table.astype(np.int64).tolist()]
+        return shapes_of(self.table)
+
+    @property
+    def show_all_costs(self) -> bool:
+        """Whether a cost model can be fitted to them: there are decodes and steps with prompts."""
+        return "decode" in self.kinds and bool(np.isin(self.kinds, ("prefill", "mixed")).any())
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -88,6 +93,16 @@ class Groups(Steps):
 
     counts: Array  # number of samples
     errors: Array  # standard error of the mean, as a fraction of it
+
+
+def shapes_of(table: Array) -> list[Shape]:
+    """Return the rows of a table of shapes."""
+    return [Shape(*row) for row in table.astype(np.int64).tolist()]
+
+
+def predict(cost: StepCost, table: Array) -> Array:
+    """Return the seconds of every row of a table of shapes."""
+    return np.array([cost.seconds(shape) for shape in shapes_of(table)], dtype=float)
 
 
 def group_index(samples: Samples, by_point: bool = False) -> Ints:

@@ -14,7 +14,7 @@ SAMPLE_FILES = ("samples.csv", "samples.csv.gz")
 
 
 @dataclass
-class Point:
+class MeasuredPoint:
     """All samples of one point of the grid. They share one shape."""
 
     kind: str
@@ -69,12 +69,12 @@ def read_samples(path: Path, resume: bool = False) -> list[MeasuredStep]:
     return steps
 
 
-def measured_points(folder: Optional[Path]) -> list[Point]:
+def measured_points(folder: Optional[Path]) -> list[MeasuredPoint]:
     """Return the points of a profile folder, an empty list without samples."""
     path = samples_file(folder)
-    points: dict[tuple[str, Optional[int]], Point] = {}
+    points: dict[tuple[str, Optional[int]], MeasuredPoint] = {}
     for sample in [] if path is None else read_samples(path):
-        point = points.setdefault((sample.kind, sample.point), Point(sample.kind, sample.shape))
+        point = points.setdefault((sample.kind, sample.point), MeasuredPoint(sample.kind, sample.shape))
         if sample.seconds is None:
             point.failed = sample.failed
         elif sample.flagged:

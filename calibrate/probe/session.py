@@ -5,14 +5,11 @@ The folder holds samples.csv (every sample) and probe.yaml (the settings and the
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated, Any, Callable, Optional, Union
+from typing import Annotated, Any, Optional, Union
 
 from pydantic import Field
 from servesim.calibrate.device.worker_client import Worker
@@ -24,7 +21,7 @@ from servesim.files.step_table import append_steps, write_steps
 from servesim.files.write import write_yaml
 from servesim.files.yaml_reader import read_yaml
 from servesim.runs.utilisation import write_counters
-from servesim.study.progress import REPORT_INTERVAL_S
+from servesim.study.progress import StatusLine
 
 from .measure import COLUMNS, as_rows
 from .samples import read_samples
@@ -34,7 +31,6 @@ FIXED_SETTINGS = (  # a resumed session must have the same values
     "backend", "model", "num_blocks", "block_size", "host_blocks", "max_rows", "max_tokens", "max_seq_len", "seed",
 )  # fmt: skip
 Median = Annotated[list[AtLeast0], Field(min_length=2, max_length=2), expects("rows and seconds")]
-Show = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass
@@ -60,7 +56,7 @@ class ProbeSession:
             raise BadInput(f"{self.folder}: holds samples from another source (no probe.yaml); use another folder")
         self.write_description()
         rows = [row.cells for row in read_samples(self.samples, resume=True)] if self.samples.exists() else []
-        self.write(as_rows(rows))
+        write_steps(self.samples, COLUMNS, as_rows(rows))  # without an incomplete last line
         return rows
 
     def write_description(self, sampling: Optional[Mapping[str, Any]] = None) -> None:
@@ -76,17 +72,6 @@ class ProbeSession:
         for key, (before, now) in pairs.items():
             if before != now:
                 raise BadInput(f"{self.folder}: was probed with {key} {before}, now {now}; use another folder")
-
-    def write_device(self, counters: Mapping[str, Any], power: Optional[Mapping[str, Any]]) -> None:
-        """Write device.csv if there are samples; the power by kind of step is for probe.yaml, where a fit reads it."""
-        if counters["samples"]:
-            write_counters(counters["samples"], self.folder / "device.csv")
-        if power is not None:
-            self.about["power"] = power
-
-    def write(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Write samples.csv: at the start the samples of earlier sessions, at the end all samples with flags."""
-        write_steps(self.samples, COLUMNS, rows)
 
 
 class ProbeAbout(Stored):
@@ -115,73 +100,32 @@ def read_probe(folder: Path) -> Optional[Mapping[str, Any]]:
     return dict(content)
 
 
-def run_session(worker: Worker, session: ProbeSession, show: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
+def run_session(worker: Worker, session: ProbeSession, quiet: bool) -> dict[str, Any]:
     """Probe on a loaded worker and return its result. Samples taken before an error or a Ctrl-C stay on disk."""
-    rows = session.open(worker.describe())
+    rows, line = session.open(worker.describe()), StatusLine(quiet)
 
     def on_report(report: Mapping[str, Any]) -> None:
         append_steps(session.samples, report["rows"])
-        show(report)
+        line.show(describe(report))
 
-    result: dict[str, Any] = worker.call("probe", PROBE_TIMEOUT_S, on_report, resume=rows, **session.settings)
-    session.write(result.pop("rows"))
-    session.write_device(result["counters"], result["power"])
+    try:
+        result: dict[str, Any] = worker.call("probe", PROBE_TIMEOUT_S, on_report, resume=rows, **session.settings)
+    finally:
+        line.end()
+    write_steps(session.samples, COLUMNS, result.pop("rows"))
+    if result["counters"]["samples"]:
+        write_counters(result["counters"]["samples"], session.folder / "device.csv")
+    if result["power"] is not None:  # by kind of step; a fit reads it
+        session.about["power"] = result["power"]
     session.write_description(result["sampling"])
     return result
 
 
-@contextmanager
-def progress_bar(quiet: bool) -> Iterator[Show]:
-    """Yield a function that shows a report of the probe."""
-    if quiet:
-        yield lambda report: None
-    elif sys.stderr.isatty():
-        with bar() as show:
-            yield show
-    else:
-        yield print_lines()
-
-
 def describe(report: Mapping[str, Any]) -> str:
-    """Return points done, samples and time left."""
-    failed = f", {report['failed']} failed" if report["failed"] else ""
-    points = f"{report['known']}/{report['points']} points precise"
-    return f"{points}, {report['samples']} samples{failed}, at most {report['left']:.0f} s left"
-
-
-def fraction_done(report: Mapping[str, Any]) -> float:
-    """Return the part of the probe that is done: of the points or of the time."""
+    """Return the part of the probe that is done (of the points or of the time), the points, samples and time left."""
     budget = report["seconds"] + report["left"]
     spent = report["seconds"] / budget if budget > 0 else 1.0
-    precise = report["known"] / report["points"] if report["points"] else 1.0
-    return min(1.0, max(spent, precise))
-
-
-@contextmanager
-def bar() -> Iterator[Show]:
-    """Show a bar."""
-    from tqdm import tqdm
-
-    tqdm.monitor_interval = 0  # no monitor thread
-    with tqdm(
-        total=1.0, desc="probe", dynamic_ncols=True, bar_format="{desc}: {percentage:3.0f}%|{bar}|{postfix}"
-    ) as line:
-
-        def show(report: Mapping[str, Any]) -> None:
-            line.n = max(line.n, fraction_done(report))
-            line.set_postfix_str(describe(report))
-
-        yield show
-
-
-def print_lines() -> Show:
-    """Return a function that prints a line if the last one is old."""
-    printed_at = time.monotonic()
-
-    def show(report: Mapping[str, Any]) -> None:
-        nonlocal printed_at
-        if time.monotonic() - printed_at >= REPORT_INTERVAL_S:
-            printed_at = time.monotonic()
-            print(f"probe: {100 * fraction_done(report):.0f} %, {describe(report)}", file=sys.stderr, flush=True)
-
-    return show
+    done = min(1.0, max(spent, report["known"] / max(report["points"], 1)))
+    failed = f", {report['failed']} failed" if report["failed"] else ""
+    points = f"probe: {100 * done:.0f} %, {report['known']}/{report['points']} points precise"
+    return f"{points}, {report['samples']} samples{failed}, at most {report['left']:.0f} s left"

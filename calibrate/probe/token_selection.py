@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, Optional
 
-from servesim.calibrate.device.backend import Backend, Row
+from servesim.calibrate.device.backend import STEP_FAILURES, Backend, Row
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 MIN_ROUNDS, MAX_ROUNDS = 3, 15  # samples per variant and number of rows
-FAILURES = (RuntimeError, MemoryError, ValueError)  # of a variant or a number of rows that the device cannot run
 
 Medians = dict[str, list[list[float]]]  # variant -> (rows, seconds)
 
@@ -44,7 +43,7 @@ def runs(backend: Backend, sampling: str, rows: int) -> bool:
     """Return whether the device can run a variant with this many rows."""
     try:
         time_selection(backend, sampling, rows)
-    except FAILURES:
+    except STEP_FAILURES:
         return False
     return True
 

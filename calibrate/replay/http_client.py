@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Callable, Optional, Union
 
 import numpy as np
-from servesim.calibrate.client.load_generator import LoadGenerator, SentRequest, check_model, first_model, send
+from servesim.calibrate.client.load_generator import LoadGenerator, SentRequest, send
 from servesim.calibrate.client.prompts import Prompts, new_seed
 from servesim.calibrate.client.protocols import Api, LlmServing, OpenAI, TextCompletions, output_length
 from servesim.calibrate.client.routed import RoutedServers
@@ -25,13 +25,13 @@ from servesim.calibrate.client.server_counters import (
     read_counters,
     read_settings,
     round_trip_ms,
+    served_model,
 )
 from servesim.calibrate.live.recorded_answers import spread_sample
 from servesim.config.scenario import Scenario
 from servesim.core import BadInput, Request
 from servesim.core.content import Content
 from servesim.costs.device_profile import Profile
-from servesim.costs.linear import LinearCost
 from servesim.engine.router_view import RouterTexts
 from servesim.runs.build import copy_requests
 from servesim.runs.intervals import intervals_of, simulate_draws
@@ -39,7 +39,7 @@ from servesim.runs.run_folder import run_data
 from servesim.runs.simulate import Run, simulate
 from servesim.traces.trace import Trace
 
-from .measured_run import MeasuredRun, client_row, run_from_client
+from .measured_run import NO_PROFILE, MeasuredRun, run_from_client, set_client_times
 from .replay import ProgressLine, ReplayedScenario
 from .server_settings import setting_notes
 from .token_check import CheckedAnswer, Difference, TokenCheck
@@ -75,11 +75,9 @@ class Target:
     def make_api(self, prompts: Prompts) -> Api:
         if self.api == "llm-serving":
             return LlmServing(prompts)
-        server = self.all_servers[0]  # a router may not know the model
-        if self.model is not None:
-            check_model(server, self.model)
+        name, _ = served_model(self.all_servers[0], self.model)  # a router may not know the model
         kind = TextCompletions if self.api == "openai-text" else OpenAI
-        return kind(self.model or first_model(server), replace(prompts, vocabulary=self.vocabulary))
+        return kind(name, replace(prompts, vocabulary=self.vocabulary))
 
     def routed_servers(self, scenario: Scenario, api: Api, first: Request) -> Optional[RoutedServers]:
         """Return the servers behind the router of a scenario; None if requests go to one address."""
@@ -128,7 +126,7 @@ def replay_against(
     servers = target.routed_servers(scenario, api, requests[0])
     generator = send(target.url, api, requests, target.timeout, line, set(sample), servers)
     forget_unknown_answers(requests, api.prompts)
-    live = run_from_responses(generator, scenario, profile or Profile("none", LinearCost()), requests)
+    live = run_from_responses(generator, scenario, profile or NO_PROFILE, requests)
     add_server_counts(live, target, before, servers)
     live.extra = {**live.extra, "server_settings": settings}
     if sample and not generator.stopped:
@@ -217,8 +215,8 @@ def run_from_responses(
     generator: LoadGenerator, scenario: Scenario, profile: Profile, requests: Sequence[Request]
 ) -> MeasuredRun:
     """Return the client-side times as a measured run; latencies count from the actual send time."""
-    rows, gaps = [], []
-    for sent in generator.sent_requests:
+    served, gaps = copy_requests(requests), list[float]()
+    for request, sent in zip(served, generator.sent_requests):
         first = sent.times[0] if sent.times else None
         last = sent.times[-1] if sent.times else None
         # Tokens of a step with drafts arrive together: one gap.
@@ -226,10 +224,10 @@ def run_from_responses(
         start = sent.due if sent.sent_at is None else sent.sent_at
         end = sent.ended_at if sent.outcome is not None else None
         outcome = "failed" if is_short(sent) else sent.outcome
-        rows.append(client_row(sent.written, start, first, last, end, outcome, sent.reason))
+        set_client_times(request, start, sent.written, first, last, end, outcome, sent.reason)
     last_end = max((sent.ended_at or 0.0 for sent in generator.sent_requests), default=0.0)
     backend = {"url": generator.url}
-    live = run_from_client(scenario, profile, copy_requests(requests), rows, gaps, last_end, backend, generator.stopped)
+    live = run_from_client(scenario, profile, served, gaps, last_end, backend, generator.stopped)
     live.extra = {**live.extra, **client_metrics(generator)}
     return live
 

@@ -34,11 +34,11 @@ from servesim.runs.text import SHOWN_PERCENTILES, benchmark, cache_lines, title_
 from servesim.runs.timeline import write_measured_timeline
 from servesim.runs.utilisation import TOKENS, describe_counters, summarise, write_counters
 from servesim.traces.read.benchmark_results import read_results, results_format
-from servesim.traces.read.column_results import RequestResult
 from servesim.traces.read.source import Source
 
 from .token_check import TokenCheck, check_from_worker
 
+NO_PROFILE = Profile("none", LinearCost())  # of runs that are not simulated
 UNKNOWN = dict.fromkeys(  # results that no client can measure
     ("preemptions", "model_calls", "busy_s", "prompt_tokens_computed", "padded_prompt_tokens", "padded_decode_rows",
      "host_s", "device_s")
@@ -123,8 +123,8 @@ def run_from_result(
     if server.drafts is not None and drafts is not None:
         for name in DRAFT_COUNTS:
             setattr(server.drafts, name, drafts[name])
-    calls = [model_call(row) for row in result["calls"]]
-    stuck = Stuck(result["stuck"], [], result["end"]) if result["stuck"] else None
+    calls = [model_call(row) for row in result.get("calls", ())]
+    stuck = Stuck(result["stuck"], [], result["end"]) if result.get("stuck") else None
     return MeasuredRun(
         scenario=scenario,
         profile=profile,
@@ -142,41 +142,40 @@ def run_from_result(
         drafts=[] if server.drafts is None else [server.drafts],
         backend=result["backend"],
         model_calls=calls,
-        decisions=result["decisions"],
-        host=result["host"],
+        decisions=result.get("decisions", ()),
+        host=result.get("host", ()),
         warm_up_calls=[model_call(row) for row in result.get("warm_up_calls", ())],
         stopped=result["stopped"],
         token_check=check_from_worker(result.get("token_check")),
         extra={
-            "late_s": result["late"],
-            "blocks_left": result["blocks_left"],
-            "blocks": result["blocks"],
+            "late_s": result.get("late"),
+            "blocks_left": result.get("blocks_left"),
+            "blocks": result.get("blocks"),
             **({} if drafts is None else {"drafts": drafts}),
         },
     )
 
 
 def run_from_client(
-    scenario: Scenario, profile: Profile, requests: Sequence[Request], rows: Sequence[Any], gaps: Sequence[float],
-    end: float, backend: Mapping[str, Any], stopped: bool = False,
+    scenario: Scenario, profile: Profile, requests: Sequence[Request], gaps: Sequence[float], end: float,
+    backend: Mapping[str, Any], stopped: bool = False,
 ) -> MeasuredRun:  # fmt: skip
-    """Return a measured run from the times of a client, which sees no queues, blocks or model calls."""
-    result = {
-        "requests": rows, "gaps": [gaps, [1] * len(gaps)], "end": end, "backend": backend, "stopped": stopped,
-        "calls": [], "work": {}, "stuck": None, "decisions": [], "host": [], "late": None, "blocks_left": None,
-        "blocks": None,
-    }  # fmt: skip
+    """Return a measured run of requests with the times of a client, which sees no queues, blocks or model calls."""
+    result = {"requests": (), "gaps": [gaps, [1] * len(gaps)], "end": end, "backend": backend, "stopped": stopped}
     run = run_from_result(scenario, profile, requests, result)
     run.extra = {**UNKNOWN, "mean_seconds": {}}
     return run
 
 
-def client_row(
-    written: int, sent: float, first: Optional[float], last: Optional[float], end: Optional[float],
-    outcome: Optional[str], reason: Optional[str] = None,
-) -> list[Any]:  # fmt: skip
-    """Return the times of a request, as a client sees them, in the order of the live driver's result."""
-    return [written, sent, sent, None, first, last, end, end, 0.0, 0.0, 0.0, 0.0, 0, outcome, reason]
+def set_client_times(
+    request: Request, sent: float, written: int = 0, first: Optional[float] = None, last: Optional[float] = None,
+    end: Optional[float] = None, outcome: Optional[str] = None, reason: Optional[str] = None,
+) -> None:  # fmt: skip
+    """Set the times of a request as a client sees them."""
+    request.sent = request.visible_at = sent
+    request._written, request.first_token, request.last_token = written, first, last
+    request.finish = request.client_end = end
+    request.outcome, request.reason = outcome, reason
 
 
 def benchmark_run(path: Path, index: Optional[int] = None) -> MeasuredRun:
@@ -191,23 +190,19 @@ def benchmark_run(path: Path, index: Optional[int] = None) -> MeasuredRun:
     end = max(result.arrival + result.e2e for result in results)
     scenario = scenario_from({"trace": {"path": str(path)}}, str(path))
     backend = {"results": path.name, "format": results_format(source), "notes": list(content.notes)}
-    rows = [benchmark_row(result, content.is_summary) for result in results]
-    run = run_from_client(scenario, Profile("none", LinearCost()), requests, rows, gaps, end, backend)
+    for request, result in zip(requests, results):
+        if content.is_summary:  # it has no times of requests
+            set_client_times(request, result.arrival)
+        elif result.failed:
+            set_client_times(request, result.arrival, outcome="failed", reason=result.failed)
+        else:
+            first, last = result.arrival + result.ttft, result.arrival + result.e2e
+            set_client_times(request, result.arrival, result.output, first, last, last, "finished")
+    run = run_from_client(scenario, NO_PROFILE, requests, gaps, end, backend)
     if content.is_summary:  # its metrics are those that the file reports, and no others
         unknown = dict.fromkeys(run.measures.as_result())
         run.extra = {**run.extra, **unknown, "makespan": None, "outcomes": {}, **content.figures}
     return run
-
-
-def benchmark_row(result: RequestResult, is_summary: bool) -> list[Any]:
-    """Return the times of a request in a result file; a summary has none."""
-    sent = result.arrival
-    if is_summary:
-        return client_row(0, sent, None, None, None, None)
-    if result.failed:
-        return client_row(0, sent, None, None, None, "failed", result.failed)
-    end = sent + result.e2e
-    return client_row(result.output, sent, sent + result.ttft, end, end, "finished")
 
 
 def write_live(run: MeasuredRun, folder: Path) -> None:

@@ -6,8 +6,6 @@ overhead per step, measured in the warm-up.
 
 from __future__ import annotations
 
-import sys
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +20,6 @@ from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Request
 from servesim.core.content import Content
 from servesim.costs.device_profile import Profile
-from servesim.costs.linear import LinearCost
 from servesim.costs.parts import NO_HOST, HostPart
 from servesim.engine.rules import rules_of
 from servesim.files.csv_rows import read_csv
@@ -30,10 +27,11 @@ from servesim.runs.answers import split_answers, with_answers
 from servesim.runs.build import copy_requests
 from servesim.runs.run_folder import DECISIONS, RunData, run_data, write_decisions, write_run
 from servesim.runs.simulate import Run, check_drafted, load_trace, simulate
+from servesim.study.progress import StatusLine
 from servesim.study.sweep_file import read_experiment
 from servesim.traces.trace import Trace
 
-from .measured_run import MeasuredRun, run_from_result, write_live
+from .measured_run import NO_PROFILE, MeasuredRun, run_from_result, write_live
 from .resimulate import replay_intervals, resimulate, simulate_with_cost
 from .verify import Comparison, compare
 
@@ -186,7 +184,7 @@ def replay_on_backend(
     line = ProgressLine(name, len(requests), quiet)
     result = session.replay(scenario, copy_requests(requests), cost, warm_up, line, check_tokens=check_tokens)
     line.end()
-    live = run_from_result(scenario, profile or Profile("none", LinearCost()), copy_requests(requests), result)
+    live = run_from_result(scenario, profile or NO_PROFILE, copy_requests(requests), result)
     replayed = ReplayedScenario(name, live, replace(run_data(live, live.decisions), name=name))
     if profile is not None and not live.stopped:
         recent = profile.measured_within(SESSION_SECONDS, datetime.now(timezone.utc))
@@ -242,20 +240,15 @@ def write_replay(replayed: ReplayedScenario, folder: Path, single: bool) -> None
             write_decisions(replayed.simulated.decisions, sim / DECISIONS)
 
 
-class ProgressLine:
-    """The progress line of a replay on a terminal: queue lengths, or open requests of a server; tokens per second."""
+class ProgressLine(StatusLine):
+    """The progress of a replay: queue lengths, or open requests of a server; tokens per second."""
 
     def __init__(self, name: str, total: int, quiet: bool) -> None:
+        super().__init__(quiet)
         self.name = name
         self.total = total
-        self.quiet = quiet
-        self.terminal = sys.stderr.isatty()
-        self._printed_at = time.monotonic()
 
     def __call__(self, state: Mapping[str, Any]) -> None:
-        if self.quiet or (not self.terminal and time.monotonic() - self._printed_at < 10):
-            return
-        self._printed_at = time.monotonic()
         text = f"{self.name}  {state['t']:.1f} s  "
         if "checked" in state:
             text += f"token check: {state['checked']}/{state['to_check']} requests"
@@ -265,12 +258,7 @@ class ProgressLine:
         else:
             text += f"done {state['done']}/{self.total}  waiting {state['waiting']}  running {state['running']}  "
             text += f"swapped {state['swapped']}  {state['tokens_per_s']:.0f} tokens/s"
-        line, end = (f"\r{text:<100}", "") if self.terminal else (text, "\n")
-        print(line, end=end, file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        if self.terminal and not self.quiet:
-            print(file=sys.stderr)
+        self.show(text)
 
 
 def check_profile(profile: Profile, session: DeviceSession) -> None:

@@ -16,7 +16,7 @@ from servesim.calibrate.probe.host_overhead import measured_host
 from servesim.config.scenario import Scenario
 from servesim.core import Request, Shape, StepCost
 from servesim.costs.device_profile import Profile, load_profile
-from servesim.engine.loop import Loop
+from servesim.engine.loop import Loop, Observer
 from servesim.engine.server import Server
 from servesim.engine.simulated import SimulatedClock
 from servesim.files.step_table import ModelCall
@@ -91,13 +91,21 @@ def simulate_with_cost(
 ) -> tuple[Run, Sequence[Mapping[str, Any]]]:  # fmt: skip
     """Simulate unserved requests without padding, as a backend runs them; return the run and its decisions."""
     notes = InMemoryLog()
+    run = simulate_live(scenario, requests, profile, cost, drafts, (notes,))
+    return replace(run, padded_tokens=0, padded_rows=0), notes.rows  # a live run does not count padding
+
+
+def simulate_live(
+    scenario: Scenario, requests: Sequence[Request], profile: Profile, cost: StepCost,
+    drafts: Optional[Mapping[str, Any]], observers: Sequence[Observer] = (),
+) -> Run:  # fmt: skip
+    """Simulate unserved requests with the drafts of a live run."""
     clock = SimulatedClock(cost)
-    loop = build_scenario_loop(scenario, requests, clock, (notes,), profile.front_end)
+    loop = build_scenario_loop(scenario, requests, clock, observers, profile.front_end)
     if isinstance(cost, MeasuredCost):
         cost.loop = loop
     repeat_drafts(loop.server, drafts)
-    run = run_loop(loop, [clock], scenario, profile, requests)
-    return replace(run, padded_tokens=0, padded_rows=0), notes.rows  # a live run does not count padding
+    return run_loop(loop, [clock], scenario, profile, requests)
 
 
 def repeat_drafts(server: Server, drafts: Optional[Mapping[str, Any]]) -> None:
@@ -120,11 +128,8 @@ def replay_intervals(
 
     def simulate_draw(scenario: Scenario, trace: Trace, profile: Profile) -> Run:
         profile = of_run(profile)
-        clock = SimulatedClock(profile.with_noise(scenario.seed) if scenario.noise else profile.cost)
-        copies = copy_requests(trace.requests)
-        loop = build_scenario_loop(scenario, copies, clock, (), profile.front_end)
-        repeat_drafts(loop.server, drafts)
-        return run_loop(loop, [clock], scenario, profile, copies)
+        cost = profile.with_noise(scenario.seed) if scenario.noise else profile.cost
+        return simulate_live(scenario, copy_requests(trace.requests), profile, cost, drafts)
 
     trace = Trace(list(requests), "replay", "synth")
     return intervals_of(run, simulate_draws(run.scenario, profile, draws, trace, simulate_draw), profile)

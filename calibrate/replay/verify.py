@@ -111,6 +111,12 @@ class Decisions:
     alike: int  # equal steps at the same index, also after it
     first: Optional[Mapping[str, Any]] = None  # the first step that differs, as measured
 
+    @classmethod
+    def of(cls, equal: Sequence[bool], simulated: int, measured: Sequence[Mapping[str, Any]]) -> Decisions:
+        """Return the counts; `equal`: of the steps at the same index."""
+        same = equal.index(False) if False in equal else len(equal)
+        return cls(simulated, len(measured), same, sum(equal), measured[same] if same < len(measured) else None)
+
     @property
     def identical(self) -> bool:
         """Whether all steps are equal."""
@@ -253,9 +259,7 @@ def compare_decisions(simulated: RunData, measured: RunData) -> Optional[Decisio
         return None
     ours, theirs = simulated.decisions, measured.decisions
     equal = [all(a[key] == b[key] for key in DECISION_FIELDS) for a, b in zip(ours, theirs)]
-    same = equal.index(False) if False in equal else len(equal)
-    first = theirs[same] if same < len(theirs) else None
-    return Decisions(len(ours), len(theirs), same, sum(equal), first)
+    return Decisions.of(equal, len(ours), theirs)
 
 
 def compare_latency(name: str, simulated: RunData, measured: RunData) -> Optional[LatencyDifference]:

@@ -18,8 +18,7 @@ from servesim.calibrate.logs.observed_runs import ObservedRun, Runs
 from servesim.calibrate.probe.fit import draws_with_host
 from servesim.calibrate.probe.fitted_profile import profile_from
 from servesim.calibrate.probe.host_overhead import fit_overhead, overhead_samples
-from servesim.calibrate.probe.predict import predict
-from servesim.calibrate.probe.sample_set import Samples
+from servesim.calibrate.probe.sample_set import Samples, predict
 from servesim.core import BadInput, Shape
 from servesim.costs.derived import without_host
 from servesim.costs.device_profile import Profile

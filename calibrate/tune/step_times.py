@@ -12,8 +12,7 @@ from typing import Any, Optional
 
 import numpy as np
 from servesim.calibrate.probe.fit import fit_samples
-from servesim.calibrate.probe.predict import predict
-from servesim.calibrate.probe.sample_set import Samples
+from servesim.calibrate.probe.sample_set import Samples, predict
 from servesim.config.scenario import Scenario
 from servesim.core import Shape, StepCost
 from servesim.costs.device_profile import Profile

@@ -65,9 +65,7 @@ def compare_decisions(
     ours = [simulated_decision(row) for row in rows if row["chunks"]]
     theirs = [recorded_decision(step, line["preempted"]) for step, line in zip(steps, lines)]
     equal = [one == two for one, two in zip(ours, theirs)]
-    same = equal.index(False) if False in equal else len(equal)
-    first = {"t": (steps[same].start or 0.0) - origin} if same < len(theirs) else None
-    return Decisions(len(ours), len(theirs), same, sum(equal), first)
+    return Decisions.of(equal, len(ours), [{"t": (step.start or 0.0) - origin} for step in steps])
 
 
 def step_ends(steps: Sequence[MeasuredStep]) -> list[float]:

@@ -134,12 +134,12 @@ def probe_and_fit(args: argparse.Namespace, session: ProbeSession) -> int:
     """Measure and fit; return the exit code. All samples are kept."""
     from servesim.calibrate.device.backend import OutOfMemory
     from servesim.calibrate.device.worker_client import WorkerFailed
-    from servesim.calibrate.probe.session import progress_bar, run_session
+    from servesim.calibrate.probe.session import run_session
 
     resume_hint = f"samples are kept in {args.output}; run the same command to continue"
     try:
-        with start_worker(args) as worker, progress_bar(args.quiet) as progress:
-            result = run_session(worker, session, progress)
+        with start_worker(args) as worker:
+            result = run_session(worker, session, args.quiet)
     except KeyboardInterrupt:
         print(f"sim: interrupted; {resume_hint}", file=sys.stderr)
         return 130

@@ -1,4 +1,4 @@
-"""Progress of many runs: a bar with rate and time left on a terminal, otherwise plain lines."""
+"""Progress of many runs as a bar, and of one long run as a line; plain lines if it is not a terminal."""
 
 from __future__ import annotations
 
@@ -61,3 +61,25 @@ class Progress:
         left = (self.total - self.done) / rate if rate else 0.0
         text = f"{self.name}: {self.done}/{self.total} {self.unit}s, {rate:.1f}/s"
         print(f"{text}, {left:.0f} s left" if self.done < self.total else text, file=self.file, flush=True)
+
+
+class StatusLine:
+    """The state of one long run: a line that is rewritten on a terminal, otherwise a new line from time to time."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet = quiet
+        self.terminal = sys.stderr.isatty()
+        self._printed_at = time.monotonic()
+
+    def show(self, text: str) -> None:
+        """Print the state, unless the last one is recent."""
+        if self.quiet or (not self.terminal and time.monotonic() - self._printed_at < REPORT_INTERVAL_S):
+            return
+        self._printed_at = time.monotonic()
+        line, end = (f"\r{text:<100}", "") if self.terminal else (text, "\n")
+        print(line, end=end, file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """End the line."""
+        if self.terminal and not self.quiet:
+            print(file=sys.stderr)

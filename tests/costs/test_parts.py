@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from servesim.calibrate.probe.predict import predict
+from servesim.calibrate.probe.sample_set import predict
 from servesim.config.scenario import scenario_from
 from servesim.core import Shape
 from servesim.costs.derived import CostWithHost, SampledCost, SamplingTerm, ScaledCost

@@ -12,8 +12,7 @@ from servesim.calibrate.probe.fit import fit_samples
 from servesim.calibrate.probe.fit_errors import check_fit, held_out_errors, total_errors
 from servesim.calibrate.probe.fitted_profile import profile_from
 from servesim.calibrate.probe.parts_fit import model_ratios
-from servesim.calibrate.probe.predict import predict
-from servesim.calibrate.probe.sample_set import Samples, grouped
+from servesim.calibrate.probe.sample_set import Samples, grouped, predict
 from servesim.calibrate.probe.solver import nonneg_least_squares
 from servesim.core import BadInput, Shape, StepCost
 from servesim.costs.linear import LinearCost

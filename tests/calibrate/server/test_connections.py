@@ -20,8 +20,9 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
-from servesim.calibrate.client.load_generator import first_model, send
+from servesim.calibrate.client.load_generator import send
 from servesim.calibrate.client.protocols import OpenAI
+from servesim.calibrate.client.server_counters import served_model
 from servesim.calibrate.server.http import is_local
 from servesim.calibrate.server.service import Service
 from servesim.cli import main
@@ -234,10 +235,10 @@ def test_the_load_generator_sends_the_key_of_the_environment(
         load = send(url, OpenAI("fake"), [Request(0, 0.0, 3, 2)], timeout=300.0)
         assert load.sent_requests[0].outcome == outcome
         if key == "s3cret":
-            assert first_model(url) == "fake"
+            assert served_model(url, None)[0] == "fake"
         else:
             with pytest.raises(BadInput, match="cannot list the models"):
-                first_model(url)
+                served_model(url, None)
 
 
 SERVE = ["serve", "--backend", "fake", "--policy", "vllm"]
