@@ -162,7 +162,9 @@ def write_plan(tuner: Any, path: Path) -> list[str]:
     number, runs = len(tuner.rounds), {}
     for config, name in tuner.missing(number):
         scenario = tuner.scenario(config)
-        runs[f"round{number}-{name}"] = replay_arguments(as_backend_scenario(scenario), replay_requests(scenario), model, WARM_UP)
+        runs[f"round{number}-{name}"] = replay_arguments(
+            as_backend_scenario(scenario), replay_requests(scenario), model, WARM_UP
+        )
     write_json(path, runs)
     return list(runs)
 
