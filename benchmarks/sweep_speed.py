@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from servesim.report.rate_page import write_report
+from servesim.report.sweep_page import write_report
 from servesim.runs.build import build_simulation, copy_requests
 from servesim.study.executor import Executor, Serial, process_pool
 from servesim.study.experiment import Experiment

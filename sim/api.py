@@ -30,31 +30,29 @@ from servesim.study.check import Check, run_check
 from servesim.study.compared_runs import from_scenario
 from servesim.study.executor import Executor, open_executor
 from servesim.study.experiment_file import name_of_file, valid_name
+from servesim.study.optuna_search import read_search
 from servesim.study.optuna_search import search as run_search
 from servesim.study.progress import Progress
-from servesim.study.result import Result as Summarised
-from servesim.study.result import run_experiment, write_result
+from servesim.study.rate_summary import Result as Summarised
+from servesim.study.result import run_experiment
 from servesim.study.study_keys import CAPACITY_PRECISION
-from servesim.study.sweep_file import capacity_experiment
+from servesim.study.sweep_file import Source, capacity_experiment, read_experiment
+from servesim.study.table import write_summary
 
 from .frames.compare import CompareResult, compare_runs
 from .frames.inputs import (
     RepeatedScenario,
-    Source,
     check_draws,
     compared_runs,
-    experiment_from,
     merge_scenario,
     requests_in,
     scenario_keys,
-    search_from,
     with_policy_object,
 )
-from .frames.rates import RateSweepResult
-from .frames.read import Swept, frames_of, load
+from .frames.read import load
 from .frames.replay import ReplayResult, replay_of
 from .frames.run import Result, run_scenario
-from .frames.sweep import SweepResult
+from .frames.sweep import RateSweepResult, SweepResult, Swept, frames_of
 
 if TYPE_CHECKING:
     from .explorer.notebook import Explorer
@@ -127,7 +125,7 @@ def sweep(
     that of `run`. With the key `rates`, the result has one SweepResult per request rate, and curves over the rate.
     """
     with allow_code(trust):
-        run_missing = partial(run_experiment, experiment_from(experiment, keys))
+        run_missing = partial(run_experiment, read_experiment(experiment, **keys))
         return run_study(run_missing, output, executor, jobs, resume, Progress("sweep", not progress))
 
 
@@ -148,7 +146,7 @@ def search(
     sampler, objectives, subject_to, ...). The other arguments are those of `sweep`.
     """
     with allow_code(trust):
-        run_missing = partial(run_search, search_from(experiment, keys))
+        run_missing = partial(run_search, read_search(experiment, **keys))
         bar = Progress("search", not progress, unit="trial")
         result = run_study(run_missing, output, executor, jobs, resume, bar)
     assert isinstance(result, SweepResult)
@@ -206,7 +204,7 @@ def run_study(
         with open_executor(executor, jobs) as pool, bar:
             summary = run_missing(folder, pool, resume, bar)
         if output is not None:
-            write_result(summary, folder)
+            write_summary(summary, folder)
     return frames_of(summary)
 
 

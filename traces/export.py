@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from servesim.core import BadInput
 from servesim.core.content import Content
 from servesim.files.read import PathLike
-from servesim.files.write import csv_writer, write_text
+from servesim.files.write import write_rows, write_text
 
 from .contents import MOONCAKE_BLOCK, format_name, format_pieces, hash_ids_of, id_size
 from .samplings import sampling_columns
@@ -54,9 +54,8 @@ def _servesim_csv(trace: Trace, notes: list[str]) -> str:
     buffer = io.StringIO()
     # The csv writer does not quote a carriage return in a name, but every reader takes it as the end of a row.
     quoted = any("\r" in str(name) for key in ("id", "session_id", "follows") for name in columns.get(key, ()))
-    writer = csv_writer(buffer, quoting=csv.QUOTE_NONNUMERIC if quoted else csv.QUOTE_MINIMAL)
-    writer.writerow(columns)
-    writer.writerows(zip(*([_format_cell(value) for value in values] for values in columns.values())))
+    rows = zip(*([_format_cell(value) for value in values] for values in columns.values()))
+    write_rows(buffer, [columns], rows, quoting=csv.QUOTE_NONNUMERIC if quoted else csv.QUOTE_MINIMAL)
     return buffer.getvalue()
 
 

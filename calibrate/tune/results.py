@@ -12,7 +12,7 @@ from typing import Optional
 from servesim.calibrate.probe.sample_set import write_samples
 from servesim.costs.device_profile import write_profile
 from servesim.files.terminal import PLAIN, Screen, align_columns
-from servesim.files.write import comment, csv_writer, open_text, replacing, write_text
+from servesim.files.write import comment, open_text, replacing, write_rows, write_text
 from servesim.statistics.number_format import format_mean
 from servesim.study.ranking import Row, Summary
 from servesim.study.table import write_summary
@@ -165,17 +165,16 @@ def setting_warnings(measurements: Sequence[Measurement]) -> list[str]:
 def write_rounds(path: Path, rounds: Sequence[Round]) -> None:
     """Write rounds.csv: one line per round."""
     with open_text(path) as file:
-        writer = csv_writer(file)
-        writer.writerow(COLUMNS)
+        write_rows(file, [COLUMNS])
         for row in rounds:
             factors = ["", ""] if row.correction is None else [f"{value:.6g}" for value in row.correction.factors]
             error = row.objective_error
-            writer.writerow([
+            write_rows(file, [[
                 row.number, row.leader.config, row.leader.label, row.metric,
                 repr(float(row.leader.means[row.metric].mean)), row.wins, row.draws,
                 " ".join(m.name for m in row.measured), f"{sum(m.seconds for m in row.measured):.3f}",
                 "" if math.isnan(error) else f"{error:.6g}", f"{row.scatter.predicted:.6g}", *factors,
-            ])  # fmt: skip
+            ]])  # fmt: skip
 
 
 def write_results(result: TuneResult, folder: Path) -> Summary:

@@ -26,7 +26,9 @@ def register(commands: Any) -> None:
     calibrate = commands.add_parser("calibrate", help="measure or fit the step costs of a device")
     kinds = calibrate.add_subparsers(metavar="ACTION", required=True)
     register_probe(kinds)
-    register_fit(kinds)
+    fit = kinds.add_parser("fit", help="fit the samples of a profile folder and print the held-out error")
+    add(fit, {"FOLDER": "profile folder with samples.csv, and probe.yaml or profile.yaml", **PLOT})
+    fit.set_defaults(run=fit_samples, json=False)
     register_check(kinds)
     register_logs(kinds)
     register_vllm(kinds)
@@ -101,12 +103,6 @@ def register_probe(kinds: Any) -> None:
     add(out, {"-o, --output DIR": "profile folder to write or to continue"}, required=True)
     add(out, {"--no-fit": "measure only, do not fit"})
     probe.set_defaults(run=probe_device)
-
-
-def register_fit(kinds: Any) -> None:
-    fit = kinds.add_parser("fit", help="fit the samples of a profile folder and print the held-out error")
-    add(fit, {"FOLDER": "profile folder with samples.csv, and probe.yaml or profile.yaml", **PLOT})
-    fit.set_defaults(run=fit_samples, json=False)
 
 
 def register_check(kinds: Any) -> None:

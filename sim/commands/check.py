@@ -51,8 +51,7 @@ def run_check_command(args: argparse.Namespace) -> int:
     from servesim.config.layers import assemble
     from servesim.files.terminal import screen_of
     from servesim.runs.run_warnings import scenario_warnings
-    from servesim.study.check import run_check
-    from servesim.study.check_files import append_summary, write_junit
+    from servesim.study.check import append_summary, run_check, write_junit
     from servesim.study.executor import open_executor
 
     check_fraction(args.confidence, "--confidence")

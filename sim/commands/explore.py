@@ -45,15 +45,12 @@ def explore_scenario(args: argparse.Namespace) -> int:
 
     def ready() -> None:
         print(f"explore at {server.url}\nCtrl-C stops it.", flush=True)
-        if not args.no_browser and has_browser():
+        # A window must be able to open: a browser of the terminal would take the terminal away.
+        has_window = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+        if not args.no_browser and (has_window or sys.platform in ("darwin", "win32")):
             import webbrowser
 
             webbrowser.open(server.url)
 
     server.run(ready)
     return 0
-
-
-def has_browser() -> bool:
-    """Whether a window can open: a browser of the terminal would take the terminal away."""
-    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

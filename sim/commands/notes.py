@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 from servesim.core.errors import DeviceFailed, WorkerLost
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from servesim.config.exported import Exported
 
 

@@ -128,17 +128,16 @@ def run_check(args: argparse.Namespace) -> int:
     from servesim.testing import check_policy, check_router
 
     settings = override({"name": args.policy}, args.set)
-    router = make_router(settings, "router") if names_router(args.policy) else None
-    policy = make_policy(settings) if router is None else None
-    kind, method = (type(policy), "decide") if router is None else (type(router), "choices")
-    place = f"{class_line(kind, method)}: " if is_user_class(kind) else ""
-    what = "policy" if router is None else "router"
+    is_router = names_router(args.policy)
+    made: Any = make_router(settings, "router") if is_router else make_policy(settings)
+    what, method = ("router", "choices") if is_router else ("policy", "decide")
+    place = f"{class_line(type(made), method)}: " if is_user_class(type(made)) else ""
     for seed in range(SEEDS):
         try:
-            if router is not None:
-                check_router(router, seed)
-            elif policy is not None:
-                check_policy(policy, seed, lag=1 + seed % 3, end_lag=seed % 2 == 1)
+            if is_router:
+                check_router(made, seed)
+            else:
+                check_policy(made, seed, lag=1 + seed % 3, end_lag=seed % 2 == 1)
         except (Exception, SystemExit) as broken:
             message = describe_error(broken)  # an error that the policy itself raised
             if message is None:

@@ -51,7 +51,7 @@ def register(commands: Any) -> None:
     options.add(
         out, {"-o, --folder DIR": "folder of the scenario, the sweeps and their reports (default: runs/recommend-N)"}
     )
-    options.add(out, {"-j, --jobs N": "worker processes (default: one per core)"}, type=int)
+    options.add(out, options.JOBS)
     options.add_json(out)
     recommend.set_defaults(run=print_answer)
 
@@ -61,26 +61,28 @@ def print_answer(args: argparse.Namespace) -> int:
     from servesim.config.cluster import make_router
     from servesim.config.export import export_scenario
     from servesim.costs.public_models import alias_note
+    from servesim.files.write import write_text
     from servesim.study.draft_question import parse_drafts
     from servesim.study.executor import open_executor
-    from servesim.study.fleet_question import FleetOptions
     from servesim.study.progress import Progress
     from servesim.study.recommend import Question, recommend
     from servesim.study.recommend_text import answer_json, answer_text
 
     for name in args.router:
         make_router({"name": name}, "--router")
-    keys = {**profile_key(args), **load_key(args), **price_key(args)}
+    keys = {**profile_key(args), **load_key(args)}
+    keys |= {} if args.price_per_hour is None else {"cluster": {"price_per_hour": args.price_per_hour}}
     keys |= {"speculative": parse_drafts(args.speculative)} if args.speculative else {}
-    question = Question(args.engine, keys, args.subject_to, FleetOptions(args.replicas, args.router))
+    question = Question(args.engine, keys, args.subject_to, args.replicas, args.router)
     print_note(args, *filter(None, [alias_note(args.named_device or "")]))
-    folder = Path(args.folder) if args.folder else free_folder()
+    folders = (Path("runs") / f"recommend-{number}" for number in count(1))  # no answer is overwritten
+    folder = Path(args.folder) if args.folder else next(path for path in folders if not path.exists())
     with open_executor("local", args.jobs) as executor, Progress("recommend", args.quiet) as progress:
         answer = recommend(question, folder, executor, progress)
     model = served_model(args.named_model)
     exported = export_scenario(answer.scenario, EXPORTED.get(args.engine, args.engine), model)
     router = "" if answer.fleet is None else start_router(answer.fleet, model, args.engine)
-    (folder / exported.file_name).write_text(exported.text, encoding="utf-8")
+    write_text(folder / exported.file_name, exported.text)
     reports = write_reports(folder)
     if args.json:
         print_json({**answer_json(answer, exported.text, router), "folder": str(folder)})
@@ -100,14 +102,9 @@ def start_router(fleet: Fleet, model: str, engine: str) -> str:
     return router_command({"name": fleet.router}, fleet.replicas, model, engine)
 
 
-def free_folder() -> Path:
-    """Return a new folder: the next question does not overwrite the last answer."""
-    return next(path for number in count(1) if not (path := Path("runs") / f"recommend-{number}").exists())
-
-
 def write_reports(folder: Path) -> str:
     """Write the page of every sweep and return their names."""
-    from servesim.report.rate_page import write_report
+    from servesim.report.sweep_page import write_report
     from servesim.study.result import load_result
 
     names = [path.parent.name for path in folder.glob("*/experiment.json")]
@@ -149,11 +146,6 @@ def load_key(args: argparse.Namespace) -> dict[str, Any]:
     if missing:
         raise BadInput(f"expected --{missing[0]}, or --trace FILE")
     return {"workload": workload(args.rate, args.prompt, args.output, args.system_prompt)}
-
-
-def price_key(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the section of the cluster that has the price of a device."""
-    return {} if args.price_per_hour is None else {"cluster": {"price_per_hour": args.price_per_hour}}
 
 
 def next_command(args: argparse.Namespace, folder: Path) -> str:

@@ -52,8 +52,8 @@ def register(commands: Any) -> None:
 
 def run_report(args: argparse.Namespace) -> int:
     """Write the page and print its path."""
-    from servesim.report.rate_page import write_report
     from servesim.report.run_page import write_run_report
+    from servesim.report.sweep_page import write_report
     from servesim.runs.run_folder import RESULT, read_run
     from servesim.study.result import load_result
 

@@ -6,6 +6,7 @@ A search lets Optuna choose the configurations. The capacity of one configuratio
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from servesim.study.executor import Executor
     from servesim.study.experiment import Experiment
     from servesim.study.progress import Progress
-    from servesim.study.result import Result
+    from servesim.study.rate_summary import Result
 
 
 SWEEP_KEYS = ("replications", "ci", "rates", "precision", "subject_to", "indifference", "intervals")
@@ -99,13 +100,11 @@ def run_sweep(args: argparse.Namespace) -> int:
 
 def run_search(args: argparse.Namespace) -> int:
     """Run the trials and print the table."""
-    from servesim.study.optuna_search import search
-    from servesim.study.search_file import read_search
+    from servesim.study.optuna_search import read_search, search
 
     plan = read_search(args.file, options.settings_of(args), **keys_of(args, SEARCH_KEYS))
-    folder = output_folder(args, Path("runs") / plan.experiment.name)
-    run = partial(search, plan, folder)
-    return run_and_finish(args, plan.experiment, plan.scenarios, folder, run, "search", "trial")
+    default, run = Path("runs") / plan.experiment.name, partial(search, plan)
+    return run_and_finish(args, plan.experiment, plan.scenarios, default, run, "search", "trial")
 
 
 def run_capacity(args: argparse.Namespace) -> int:
@@ -126,35 +125,31 @@ def run_experiment_of(args: argparse.Namespace, experiment: Experiment, default:
     from servesim.study.result import run_experiment
 
     scenarios = map(experiment.tree, range(len(experiment.configs)))
-    folder = output_folder(args, default)
-    run = partial(run_experiment, experiment, folder)
-    return run_and_finish(args, experiment, scenarios, folder, run)
-
-
-def output_folder(args: argparse.Namespace, default: Path) -> Path:
-    """Return the folder of -o, else the default one; with --fresh, the first of DIR, DIR-2 ... that does not exist."""
-    folder = Path(args.output) if args.output else default
-    number, result = 1, folder
-    while args.fresh and result.exists():
-        number += 1
-        result = folder.with_name(f"{folder.name}-{number}")
-    return result
+    return run_and_finish(args, experiment, scenarios, default, partial(run_experiment, experiment))
 
 
 def run_and_finish(
-    args: argparse.Namespace, experiment: Experiment, scenarios: Iterable[Mapping[str, Any]], folder: Path,
-    run: Callable[[Executor, bool, Progress], Result], noun: str = "sweep", unit: str = "run",
+    args: argparse.Namespace, experiment: Experiment, scenarios: Iterable[Mapping[str, Any]], default: Path,
+    run: Callable[[Path, Executor, bool, Progress], Result], noun: str = "sweep", unit: str = "run",
 ) -> int:  # fmt: skip
-    """Call `run` with an executor, and finish its result. `scenarios` can win."""
+    """Call `run` with a folder and an executor, and finish its result. `scenarios` can win.
+
+    The folder is that of -o, else the default one; with --fresh, the first of DIR, DIR-2 ... that does not exist.
+    """
     from servesim.study.executor import open_executor
     from servesim.study.progress import Progress
 
+    first = folder = Path(args.output) if args.output else default
+    for number in itertools.count(2) if args.fresh else ():
+        if not folder.exists():
+            break
+        folder = first.with_name(f"{first.name}-{number}")
     check_emit(args, scenarios)
     if experiment.intervals:
         note_uncertainty(args, experiment.profile)
     with resumable(folder):
         with open_executor(args.executor, args.jobs) as executor, Progress(noun, args.quiet, unit=unit) as progress:
-            result = run(executor, args.resume, progress)
+            result = run(folder, executor, args.resume, progress)
         return finish(result, folder, args)
 
 
@@ -162,24 +157,30 @@ def finish(result: Result, folder: Path, args: argparse.Namespace) -> int:
     """Write the result files and print the table; return 1 if a run failed or there is no winner."""
     from servesim.files.terminal import screen_of
     from servesim.runs.run_warnings import scenario_warnings
-    from servesim.study.result import format_result, result_json, verdict_of_result, write_result
+    from servesim.study.result import result_json
+    from servesim.study.single_run import is_repeated
+    from servesim.study.sweep_text import format_result
+    from servesim.study.table import write_summary
+    from servesim.study.verdict import verdict_of
 
-    note_repeats(result, folder)
+    if repeats := [run for run in result.failures if is_repeated(run)]:
+        why = f"failed because of the machine ({repeats[0]['error']})"
+        print_warning(f"{len(repeats)} of {result.run_count} runs {why}; --resume -o {folder} repeats them")
     if result.failures and len(result.failures) == result.run_count:
         print(f"sim: every run failed; the first error is: {result.failures[0]['error']}", file=sys.stderr)
         return 1
     print_warning(*(warning.text for warning in scenario_warnings(result.experiment.tree(0))))
-    write_result(result, folder)
-    verdict = verdict_of_result(result)
+    write_summary(result, folder)
+    verdict = verdict_of(result)
     if args.json:
-        print_json(result_json(result, verdict))
+        print_json(result_json(result))
     else:
         print(f"{format_result(result, args.top, screen_of(sys.stdout))}\n{verdict.text}")
     if (folder / "best.yaml").exists():
         name = {"baseline": "baseline", "capacity": "scenario"}.get(verdict.kind, "winner")
         print_path(args, f"{name}: {folder / 'best.yaml'}")
     if not args.no_report:
-        from servesim.report.rate_page import write_report
+        from servesim.report.sweep_page import write_report
 
         write_report(result, folder / "report.html")
         print_path(args, f"report: {folder / 'report.html'}")
@@ -190,18 +191,6 @@ def finish(result: Result, folder: Path, args: argparse.Namespace) -> int:
         hint = f"; `sim export {folder}/best-at-RATE.yaml` writes that of one rate" if verdict.kind == "rates" else ""
         print_warning(f"--emit-config: there is no single winner, so no server configuration was written{hint}")
     return 1 if result.failures or verdict.kind in ("infeasible", "failed") else 0
-
-
-def note_repeats(result: Result, folder: Path) -> None:
-    """Say that runs failed because of the machine, and how to repeat them."""
-    from servesim.study.single_run import is_repeated
-
-    repeats = [run for run in result.failures if is_repeated(run)]
-    if repeats:
-        print_warning(
-            f"{len(repeats)} of {result.run_count} runs failed because of the machine ({repeats[0]['error']}); "
-            f"--resume -o {folder} repeats them"
-        )
 
 
 def check_emit(args: argparse.Namespace, scenarios: Iterable[Mapping[str, Any]]) -> None:

@@ -146,7 +146,8 @@ def synth_trace(args: argparse.Namespace) -> int:
     tree: dict[str, Any] = read_scenario_file(args.file) if args.file else {}
     workload = tree.get("workload", tree)
     if args.X is not None:
-        workload = {"contest": _contest(args)}
+        keys = {"X": args.X, "T": args.T, "lengths": args.lengths, "tokenizer": args.tokenizer}
+        workload = {"contest": {key: value for key, value in keys.items() if value is not None}}
     elif args.T is not None:
         raise BadInput("-T: also needs -X, the request rate, e.g. -X 5 -T 300")
     workload = override({"workload": workload}, [f"workload.{setting}" for setting in args.set])["workload"]
@@ -154,11 +155,6 @@ def synth_trace(args: argparse.Namespace) -> int:
     print_note(args, *trace.remarks())
     _write(args, _edit(args, trace))
     return 0
-
-
-def _contest(args: argparse.Namespace) -> dict[str, Any]:
-    keys = {"X": args.X, "T": args.T, "lengths": args.lengths, "tokenizer": args.tokenizer}
-    return {key: value for key, value in keys.items() if value is not None}
 
 
 def inspect_trace(args: argparse.Namespace) -> int:

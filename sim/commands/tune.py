@@ -124,7 +124,7 @@ def finish(result: TuneResult, settings: Settings, folder: Path) -> int:
     """Write the final profile, the winner, the table and the report; print the table."""
     from servesim.calibrate.tune.results import failure_warnings, format_rounds, setting_warnings, write_results
     from servesim.files.terminal import screen_of
-    from servesim.report.rate_page import write_report
+    from servesim.report.sweep_page import write_report
 
     summary = write_results(result, folder)
     write_report(summary, folder / "report.html")

@@ -8,7 +8,7 @@ from typing import Any
 
 from servesim.core import BadInput, StepCost
 from servesim.core.limits import MAX_COST, MAX_INT, MAX_NUMBER, is_number
-from servesim.files.read import quote
+from servesim.files.read import check_keys, quote
 
 from .derived import SampledCost, SamplingTerm
 from .linear import LinearCost
@@ -33,13 +33,6 @@ def cost_from(mapping: Mapping[str, Any], where: str) -> StepCost:
         return parts_from(terms, where)
     linear: LinearCost = terms_from(LinearCost, terms, where)
     return linear
-
-
-def check_keys(terms: Mapping[str, Any], known: list[str], where: str) -> None:
-    """Raise BadInput for an unknown key."""
-    for name in terms:
-        if name not in known:
-            raise BadInput(f"{where}.{str(name)[:40]}: unknown key; known: {', '.join(known)}")
 
 
 def parts_from(terms: Mapping[str, Any], where: str) -> PartsCost:

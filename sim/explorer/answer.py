@@ -8,15 +8,15 @@ from typing import Any
 
 from servesim.config.layers import value_at
 from servesim.core import BadInput
-from servesim.runs.request_rate import RATE_KEYS, rate_key_value, request_rate
+from servesim.runs.request_rate import RATE_KEYS, rate_key_value, request_rate, round_rate
 from servesim.statistics.constraints import Bound, parse_bounds
 from servesim.study.rates import next_rate
-from servesim.study.single_run import Record
+from servesim.study.single_run import Record, Task
 
 from .controls import slider_ticks
 from .knee import find_knee
-from .results import CURRENT, NAMES, Shown, curve_of, picture_json, planned_rates, rates_json, slo_bounds, verdict_json
-from .runner import Job, Runner, RunTask
+from .results import CURRENT, NAMES, RATE_FACTORS, Shown, curve_of, picture_json, rates_json, slo_bounds, verdict_json
+from .runner import Job, Runner
 from .state import Origin, PageState
 
 PROGRESS_SECONDS = 0.25  # between two messages
@@ -81,10 +81,13 @@ class Answer:
         await self.send({"kind": "knee", "key": key, "text": settings[key], "ticks": ticks})
 
     async def _run_at(self, item: Shown, rate: float, own: float) -> Record:
-        return await self.runner.run(self.job, self._task(item, rate=rate, rate_factor=rate / own))
+        return await self._run(item, rate=rate, rate_factor=rate / own)
 
-    def _task(self, item: Shown, **keys: Any) -> RunTask:
-        return RunTask(item.tree, code=self.origin.code(item.tree), **keys)
+    def _task(self, item: Shown, replication: int = 0, **keys: Any) -> Task:
+        return Task(0, replication, {key: value for key, value in item.tree.items() if value is not None}, **keys)
+
+    async def _run(self, item: Shown, **keys: Any) -> Record:
+        return await self.runner.run(self.job, self._task(item, **keys), self.origin.code(item.tree))
 
     async def _run_first(self) -> None:
         """Run each scenario once. The current one is sent as soon as it has ended, with those that are known."""
@@ -92,7 +95,7 @@ class Answer:
         for item in self.shown:
             known = self.runner.known(self._task(item))
             if known is None:
-                waiting[item.number] = asyncio.create_task(self.runner.run(self.job, self._task(item)))
+                waiting[item.number] = asyncio.create_task(self._run(item))
             else:
                 item.runs = [known]
         try:
@@ -125,8 +128,8 @@ class Answer:
             for item in self.shown
             if item.scenario.varies
         ]
-        tasks = [self._task(item, replication=replication) for item, replication in pairs]
-        for (item, _), record in zip(pairs, await self.runner.run_all(self.job, tasks)):
+        runs = (self._run(item, replication=replication) for item, replication in pairs)
+        for (item, _), record in zip(pairs, await asyncio.gather(*runs)):
             item.runs.append(checked(record, item.name))
         await self._send_verdict()
 
@@ -138,7 +141,8 @@ class Answer:
             return
         for item in self.shown:
             item.rates[item.own_rate or 1.0] = item.runs[0]
-        await self._add_rates([(item, rate) for item in self.shown for rate in planned_rates(item.own_rate or 1.0)])
+        first = [(item, round_rate(part * (item.own_rate or 1.0), 3)) for item in self.shown for part in RATE_FACTORS]
+        await self._add_rates(first)
         for _ in range(MAX_ROUNDS):
             pairs = [
                 (item, next_rate(curve_of(item, self.bounds), sorted(item.rates), PRECISION)) for item in self.shown

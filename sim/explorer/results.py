@@ -16,12 +16,12 @@ from servesim.report.rate_charts import CurveStyle, over_rate
 from servesim.runs.leading import leading_metrics
 from servesim.runs.metric_table import METRICS, metric_named, metric_title, unit_of
 from servesim.runs.notes import Note, note, sentence
-from servesim.runs.request_rate import rate_key_value, round_rate
+from servesim.runs.request_rate import rate_key_value
 from servesim.statistics.constraints import Bound, describe_bounds
 from servesim.statistics.number_format import format_metric
-from servesim.statistics.objective import Objective, parse_objective
+from servesim.statistics.objective import parse_objective
 from servesim.study.compare import compare, default_objectives, summarise
-from servesim.study.compared_runs import ComparedRuns, from_records
+from servesim.study.compared_runs import from_records
 from servesim.study.ranking import Row
 from servesim.study.rates import Curve, rate_point
 from servesim.study.single_run import Record
@@ -95,7 +95,7 @@ def picture_json(shown: Sequence[Shown]) -> dict[str, Any]:
     return {
         "kind": "picture",
         "columns": [item.number for item in done],
-        "tiles": tiles_json(done),
+        "tiles": {**metric_tiles(done), "limit": limit_tile(done)},
         "table": table_json(done),
         "charts": [chart_json(chart) for chart in charts],
         "notes": notes_of(done[0]),
@@ -135,12 +135,11 @@ def with_titles(text: str) -> str:
     return METRIC.sub(lambda match: metric_title(match[0]), text)
 
 
-def tiles_json(done: Sequence[Shown]) -> dict[str, Any]:
-    """Return what the tiles show, by name: a title, the key of its metric, and a text per scenario."""
+def limit_tile(done: Sequence[Shown]) -> dict[str, Any]:
+    """Return the tile of what limits each scenario: a title, a key, and a text per scenario."""
     limits = [item.runs[0]["limit"] for item in done]
     texts = [LIMITS[limit["limit"]] for limit in limits]
-    limit_tile = {"title": "Limited by", "key": "limit", "texts": texts, "detail": limits[0]["limit_text"]}
-    return {**metric_tiles(done), "limit": limit_tile}
+    return {"title": "Limited by", "key": "limit", "texts": texts, "detail": limits[0]["limit_text"]}
 
 
 def metric_tiles(done: Sequence[Shown]) -> dict[str, Any]:
@@ -183,12 +182,6 @@ def notes_of(item: Shown) -> list[str]:
     return [sentence(found.text) for found in (*notes, *(Note(*found) for found in run["notes"]))]
 
 
-def objectives_of(metric: str, a: ComparedRuns, b: ComparedRuns) -> list[Objective]:
-    """Return the metrics of the verdict, the chosen one first."""
-    chosen = [parse_objective(metric, "metric")] if metric else []
-    return list(dict.fromkeys([*chosen, *default_objectives(a, b)]))
-
-
 def verdict_json(shown: Sequence[Shown], metric: str, bounds: Sequence[Bound]) -> dict[str, Any]:
     """Return the comparison of the current scenario with the baseline, as `sim compare` makes it, and the tiles."""
     current, done = shown[0], [item for item in shown if item.runs]
@@ -204,7 +197,8 @@ def verdict_json(shown: Sequence[Shown], metric: str, bounds: Sequence[Bound]) -
     if len(shown) < 2:
         return {**message, "limits": limits}
     a, b = (from_records(item.scenario, item.name, item.runs) for item in (shown[1], current))
-    differences = compare(a, b, objectives_of(metric, a, b), CONFIDENCE)
+    chosen = [parse_objective(metric, "metric")] if metric else []
+    differences = compare(a, b, list(dict.fromkeys([*chosen, *default_objectives(a, b)])), CONFIDENCE)
     size, text = max(row.change.n for row in differences), summarise(differences, CURRENT)
     for old, new in WORDS.items():
         text = text.replace(old, new)
@@ -215,11 +209,6 @@ def verdict_json(shown: Sequence[Shown], metric: str, bounds: Sequence[Bound]) -
         "limits": limits,
         "pairs": f"{size} pairs of replications, {100 * CONFIDENCE:g} % intervals." if size > 1 else "",
     }
-
-
-def planned_rates(own: float) -> dict[float, float]:
-    """Return the rates of the curves and their factors."""
-    return {round_rate(factor * own, 3): round_rate(factor * own, 3) / own for factor in RATE_FACTORS}
 
 
 def curve_of(item: Shown, bounds: Sequence[Bound]) -> Curve:

@@ -11,13 +11,12 @@ import asyncio
 import json
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from multiprocessing import get_context
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
-from servesim.config.layers import Tree
 from servesim.config.user_code import CodeAccess, use_access
 from servesim.core.errors import WorkerLost
 from servesim.study.executor import MAX_RETRIES, Pool, is_worker_death, process_pool
@@ -31,18 +30,9 @@ MAX_RECORDS = 2000  # in the cache
 Key = tuple[str, int, Optional[float]]  # scenario, replication, rate factor
 
 
-class RunTask(NamedTuple):
-    """One run of a scenario."""
-
-    tree: Tree
-    replication: int = 0
-    rate_factor: Optional[float] = None
-    rate: Optional[float] = None
-    code: Optional[CodeAccess] = None  # permission to load the policy file
-
-    @property
-    def key(self) -> Key:
-        return json.dumps(self.tree, sort_keys=True, default=str), self.replication, self.rate_factor
+def key_of(task: Task) -> Key:
+    """Return what identifies a run: all keys of the scenario are the assignment of its task."""
+    return json.dumps(task.assignment, sort_keys=True, default=str), task.replication, task.rate_factor
 
 
 class Job:
@@ -101,28 +91,29 @@ class Runner:
         part = self._progress[job.number % SLOTS] if job.ended < job.planned else 0.0
         return (job.ended + min(part, 0.99)) / max(1, job.planned)
 
-    def known(self, task: RunTask) -> Optional[Record]:
+    def known(self, task: Task) -> Optional[Record]:
         """Return the record of a run that has ended before."""
-        record = self._records.get(task.key)
-        if record is not None:
-            self._records.move_to_end(task.key)
-        return record
+        key = key_of(task)
+        if key in self._records:
+            self._records.move_to_end(key)
+        return self._records.get(key)
 
-    async def run(self, job: Job, task: RunTask) -> Record:
-        """Return the record of a run. A worker that dies is replaced, and the run starts again."""
+    async def run(self, job: Job, task: Task, code: Optional[CodeAccess]) -> Record:
+        """Return the record of a run. A worker that dies is replaced, and the run starts again.
+
+        `code`: the permission to load a policy file.
+        """
         record = self.known(task)
         if record is not None:
             return record
         job.planned += 1
-        with use_access(task.code):
+        with use_access(code):
             context = context_json({})
-        assignment = {key: value for key, value in task.tree.items() if value is not None}
-        call = Task(0, task.replication, assignment, rate_factor=task.rate_factor, rate=task.rate)
         detailed = task.replication == 0 and task.rate is None
-        result = await self._call(job, run_watched, context, call, job.number, detailed)
+        result = await self._call(job, run_watched, context, task, job.number, detailed)
         job.ended += 1
         if "error" not in result:
-            self._records[task.key] = result
+            self._records[key_of(task)] = result
             while len(self._records) > MAX_RECORDS:
                 self._records.popitem(last=False)
         return result
@@ -141,10 +132,6 @@ class Runner:
                     return result
             await self._replace(pool)
         raise WorkerLost(f"workers died {MAX_RETRIES + 1} times on this scenario")
-
-    async def run_all(self, job: Job, tasks: Iterable[RunTask]) -> list[Record]:
-        """Return the records of several runs, in order; as many run at once as there are workers."""
-        return list(await asyncio.gather(*(self.run(job, task) for task in tasks)))
 
     async def cancel(self, job: Job) -> None:
         """End the runs of a job. Workers that do not react are ended."""

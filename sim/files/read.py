@@ -13,7 +13,7 @@ import reprlib
 import stat
 import sys
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -209,6 +209,13 @@ def _reject_constant(name: str) -> Any:
 
 def _row_number(data: bytes, position: int) -> int:
     return data.count(b"\n", 0, position) + 1
+
+
+def check_keys(terms: Iterable[Any], known: Sequence[str], where: str) -> None:
+    """Raise BadInput for an unknown key."""
+    for key in terms:
+        if key not in known:
+            raise BadInput(f"{where}.{str(key)[:40]}: unknown key; known: {', '.join(known)}")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

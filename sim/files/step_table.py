@@ -17,7 +17,7 @@ from servesim.core.limits import MAX_COST, MAX_NUMBER, is_number
 
 from .csv_rows import CsvRow, parse_csv
 from .read import PathLike, parse_json, quote, read_text, show_path
-from .write import append, csv_writer, open_text
+from .write import append, open_text, write_rows
 
 COLUMNS = (
     "step", "start", "called", "end", "seconds", "host_seconds", "kind", "point", *Shape._fields, "prefill_cached",
@@ -113,13 +113,13 @@ def read_steps(
 def write_steps(path: PathLike, columns: Sequence[str], rows: Iterable[Sequence[Any]], overwrite: bool = True) -> None:
     """Write a table as CSV."""
     with open_text(path, overwrite=overwrite) as file:
-        csv_writer(file).writerows((columns, *rows))
+        write_rows(file, [columns], rows)
 
 
 def append_steps(path: PathLike, rows: Iterable[Sequence[Any]]) -> None:
     """Add rows to a CSV file."""
     text = io.StringIO()
-    csv_writer(text).writerows(rows)
+    write_rows(text, rows)
     append(path, text.getvalue())
 
 

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Optional, TextIO
+from typing import Any, Optional, TextIO
 
 from servesim.core import BadInput
 
@@ -46,24 +46,14 @@ def replacing(path: PathLike, parents: bool = True) -> Iterator[Path]:
 
 
 @contextmanager
-def open_bytes(path: PathLike, overwrite: bool = True, parents: bool = True) -> Iterator[IO[bytes]]:
-    """Open a file for writing; it appears only when it is complete. `parents` creates its folder."""
+def open_text(path: PathLike, overwrite: bool = True, parents: bool = True) -> Iterator[TextIO]:
+    """Open a text file for writing, gzipped if its name ends in .gz; it appears only when it is complete.
+
+    `parents` creates its folder.
+    """
     with _temporary(path, overwrite, parents) as part:
         with write_errors(path):
-            file: IO[bytes] = io.BufferedWriter(_File(part, path))
-        try:
-            yield file
-        except BaseException:
-            with suppress(BadInput):  # the buffer may hold text that cannot be written
-                file.close()
-            raise
-        file.close()
-
-
-@contextmanager
-def open_text(path: PathLike, overwrite: bool = True, parents: bool = True) -> Iterator[TextIO]:
-    """Open a text file for writing, gzipped if its name ends in .gz; it appears only when it is complete."""
-    with open_bytes(path, overwrite, parents) as raw:
+            raw = io.BufferedWriter(_File(part, path))
         packed: Optional[gzip.GzipFile] = None
         if str(path).endswith(".gz"):  # no time stamp, so that equal runs give equal bytes
             packed = gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0)
@@ -71,11 +61,13 @@ def open_text(path: PathLike, overwrite: bool = True, parents: bool = True) -> I
         file = io.TextIOWrapper(packed or raw, encoding="utf-8", errors="backslashreplace", newline="")
         try:
             yield file
+            file.close()
+            raw.close()
         except BaseException:
-            with suppress(BadInput):
-                file.close()
+            for opened in (file, raw):
+                with suppress(BadInput):  # the buffer may hold text that cannot be written
+                    opened.close()
             raise
-        file.close()
 
 
 def write_text(path: PathLike, text: str, overwrite: bool = True, parents: bool = True) -> None:
@@ -149,22 +141,10 @@ def append_to(file: io.FileIO, data: bytes) -> None:
         raise
 
 
-class CsvWriter:
-    """A csv writer that marks formula cells (see csv_rows.py)."""
-
-    def __init__(self, file: TextIO, **options: Any) -> None:
-        self._writer = csv.writer(file, lineterminator="\n", **options)
-
-    def writerow(self, cells: Iterable[Any]) -> None:
-        self._writer.writerow(map(mark_formula, cells))
-
-    def writerows(self, rows: Iterable[Iterable[Any]]) -> None:
-        self._writer.writerows(map(mark_formula, cells) for cells in rows)
-
-
-def csv_writer(file: TextIO, **options: Any) -> CsvWriter:
-    """Return a writer of CSV rows. A text that a spreadsheet would run as a formula gets a leading `'`."""
-    return CsvWriter(file, **options)
+def write_rows(file: TextIO, *tables: Iterable[Iterable[Any]], **options: Any) -> None:
+    """Write the rows of tables as CSV. A text that a spreadsheet would run as a formula gets a leading `'`."""
+    rows = (map(mark_formula, cells) for table in tables for cells in table)
+    csv.writer(file, lineterminator="\n", **options).writerows(rows)
 
 
 class _File(io.FileIO):

@@ -16,18 +16,12 @@ from servesim.core import field_values as fields_of
 from servesim.core.content import Content
 from servesim.core.limits import DEFAULT_DRAWS, MAX_DRAWS
 from servesim.study.compared_runs import ComparedRuns, from_folder
-from servesim.study.experiment import Experiment
-from servesim.study.search_file import Search, build_search, read_search
-from servesim.study.study_keys import SearchFile, SweepFile
-from servesim.study.sweep_file import build_experiment, load_base, read_experiment, validate_file
+from servesim.study.sweep_file import Source, mapping_of
 from servesim.traces.trace import Columns, Trace, build_trace
 
 from .compare import runs_of_result
-from .rates import RateSweepResult
 from .run import Result
-from .sweep import SweepResult
-
-Source = Union[str, Path, Mapping[str, Any], None]
+from .sweep import RateSweepResult, SweepResult
 
 
 class ScenarioWithPolicy(Scenario):
@@ -44,13 +38,6 @@ class RepeatedScenario(ScenarioWithPolicy):
 
     def make_policy(self) -> Policy:
         return replace(self._policy)
-
-
-def mapping_of(source: Any, where: str) -> Tree:
-    """Return the keys of a mapping; None has no keys."""
-    if source is not None and not isinstance(source, Mapping):
-        raise BadInput(f"{where}: expected a file or a mapping of keys, got {type(source).__name__}")
-    return dict(source or {})
 
 
 def merge_scenario(
@@ -111,22 +98,6 @@ def requests_in(frame: pd.DataFrame) -> Trace:
     if any(not isinstance(sampling, (Sampling, type(None))) for sampling in lists.get("sampling", ())):
         raise BadInput("trace: column sampling: expected Sampling objects, or None for one answer")
     return build_trace(Columns(**lists, id=frame.index.tolist()), "frame", "frame")
-
-
-def experiment_from(source: Source, keys: Mapping[str, Any]) -> Experiment:
-    """Return the experiment of a file or a mapping, with some keys replaced."""
-    if isinstance(source, (str, Path)):
-        return read_experiment(source, **keys)
-    file = validate_file(SweepFile, {**mapping_of(source, "sweep"), **keys}, "sweep", {})
-    return build_experiment(file, load_base(file.base, Path("sweep")), file.name or "sweep")
-
-
-def search_from(source: Source, keys: Mapping[str, Any]) -> Search:
-    """Return the search of a file or a mapping, with some keys replaced."""
-    if isinstance(source, (str, Path)):
-        return read_search(source, **keys)
-    file = validate_file(SearchFile, {**mapping_of(source, "search"), **keys}, "search", {})
-    return build_search(file, load_base(file.base, Path("search")), "search", "search")
 
 
 def compared_runs(

@@ -8,17 +8,13 @@ from typing import Union
 import pandas as pd
 from servesim.costs.device_profile import bundled_profiles, load_profile
 from servesim.runs.run_folder import read_run
-from servesim.study.rate_summary import RateSummary
-from servesim.study.result import Result as Summarised
 from servesim.study.result import load_result
 
 from .profile import ProfileFrames
-from .rates import RateSweepResult
 from .replay import ReplayResult
 from .run import Result, result_of_data
-from .sweep import SweepResult
+from .sweep import Swept, frames_of
 
-Swept = Union[SweepResult, RateSweepResult]
 Loaded = Union[Result, Swept, ReplayResult, "dict[str, ReplayResult]", ProfileFrames, pd.DataFrame]
 
 
@@ -39,11 +35,6 @@ def load(path: Union[str, Path]) -> Loaded:
     return load_trace(path)
 
 
-def frames_of(result: Summarised) -> Swept:
-    """Return the frames of the result of a sweep or a search."""
-    return RateSweepResult(result) if isinstance(result, RateSummary) else SweepResult(result)
-
-
 def load_trace(path: Path) -> pd.DataFrame:
     """Return a trace file as a frame, indexed by request id."""
     from servesim.traces.read.formats import load as read
@@ -51,13 +42,9 @@ def load_trace(path: Path) -> pd.DataFrame:
 
     requests = read(path).requests
     names = ["id", "arrival", "prompt", "output", "limit", "priority", "session"]
-    if has_field(requests, "content"):
-        names.append("content")
-    if has_field(requests, "sampling"):
-        names.append("sampling")
-    return pd.DataFrame([[getattr(request, name) for name in names] for request in requests], columns=names).set_index(
-        "id"
-    )
+    names += [name for name in ("content", "sampling") if has_field(requests, name)]
+    rows = [[getattr(request, name) for name in names] for request in requests]
+    return pd.DataFrame(rows, columns=names).set_index("id")
 
 
 def load_replay(folder: Path) -> Union[ReplayResult, dict[str, ReplayResult]]:

@@ -20,15 +20,15 @@ from servesim.runs.intervals import intervals_of
 from servesim.runs.leading import leading_metrics
 from servesim.runs.metric_table import metrics_in
 from servesim.runs.metrics import time_per_token
-from servesim.runs.replicas import DRAFTS, REPLICA, request_table
+from servesim.runs.replicas import DRAFTS, REPLICA
 from servesim.runs.request_rows import RECORDED, STATES
+from servesim.runs.run_folder import RunData, run_data
 from servesim.runs.run_warnings import run_notes
 from servesim.runs.simulate import Run, load_trace, simulate
 from servesim.statistics.number_format import format_metric
 from servesim.study.columns import html_result
 
 if TYPE_CHECKING:
-    from servesim.runs.run_folder import RunData
     from servesim.traces.trace import Trace
 
 LOG_COLUMNS = ("t", "t_end", "kind", "free")  # of a decision log, unchanged
@@ -130,10 +130,7 @@ def run_scenario(
 
 def result_of(run: Run, log: Optional[Sequence[Mapping[str, Any]]] = None) -> Result:
     """Return a run as frames."""
-    columns, cells = request_table(run.requests, run.replicas, run.counts_drafts)
-    rows = [dict(zip(columns, row)) for row in cells]
-    decisions = None if log is None else decisions_of(log)
-    return Result(run.scenario.model_dump(mode="json"), run.result(), replay_requests(rows), decisions)
+    return result_of_data(run_data(run, log))
 
 
 def result_of_data(data: RunData) -> Result:

@@ -15,7 +15,7 @@ from servesim.runs.timeline import QueueLog
 from .plots import HOVER, Chart, Limit, Trace, line, plain, value_axis, with_limits
 from .recorded_runs import QUANTILES, RecordedRun
 
-SLO_KEYS = {"TTFT": "ttft", "TPOT": "tpot", "E2E latency": "e2el"}
+LATENCY_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E latency"}
 QUEUES = (("waiting", "queued"), ("running", "decoding"), ("swapped", "swapped"))  # name, colour
 BLOCKS = (("blocks_used", "front"), ("cached_blocks", "queued"))
 EVICTED = (("evicted_blocks", "stalled"),)
@@ -23,11 +23,11 @@ HIT_WINDOWS = 60  # parts of a run with a hit rate each
 
 
 class Latencies(NamedTuple):
-    """The quantiles of the latencies of one run, by name and in seconds."""
+    """The quantiles of the latencies of one run, in seconds."""
 
     name: str
     colour: str
-    quantiles: Mapping[str, Sequence[float]]
+    quantiles: Mapping[str, Sequence[float]]  # by ttft, tpot and e2el
 
 
 def time_chart(bars: Sequence[tuple[str, Mapping[str, float]]]) -> Chart:
@@ -58,8 +58,9 @@ def latency_charts(runs: Sequence[Latencies], slo: Mapping[str, float], **keys: 
     `slo` has bounds in seconds, as of `Slo.seconds`; `keys` are further ones of the layout.
     """
     charts: list[Chart] = []
-    for name in dict.fromkeys(name for run in runs for name in run.quantiles):
-        curves = [(run, run.quantiles[name]) for run in runs if name in run.quantiles]
+    for key in dict.fromkeys(key for run in runs for key in run.quantiles):
+        name, bound = LATENCY_NAMES[key], slo.get(key)
+        curves = [(run, run.quantiles[key]) for run in runs if key in run.quantiles]
         scale, unit = (1e3, "ms") if max(values[-1] for _, values in curves) < 1 else (1.0, "s")
         data = [cdf(run, [value * scale for value in values], name, unit) for run, values in curves]
         positive = [x for trace in data for x in trace["x"] if x > 0]
@@ -67,7 +68,6 @@ def latency_charts(runs: Sequence[Latencies], slo: Mapping[str, float], **keys: 
             "xaxis": value_axis(f"{name} ({unit})", positive), "height": 280,
             "yaxis": {"title": {"text": "% of requests"}, "range": [0, 102]}, **keys,
         }  # fmt: skip
-        bound = slo.get(SLO_KEYS.get(name, ""))
         limits = [] if bound is None else [Limit("x", bound * scale, f"SLO {bound * scale:g} {unit}")]
         layout = with_limits(layout, limits, positive)
         charts.append(Chart(f"cdf-{len(charts)}", f"{name} of the requests", data, layout))

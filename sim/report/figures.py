@@ -20,9 +20,8 @@ from servesim.statistics.objective import Objective
 from servesim.study.compare import Difference
 from servesim.study.experiment import format_value
 from servesim.study.ranking import Summary
-from servesim.study.rate_summary import RateSummary
+from servesim.study.rate_summary import RateSummary, Result
 from servesim.study.rates import Curve
-from servesim.study.result import Result
 
 from .compare_page import OUTCOME_COLOURS
 from .knobs import Knob, knob_scale, knobs

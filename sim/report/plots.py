@@ -18,6 +18,7 @@ from servesim.statistics.constraints import Bound
 
 Trace = dict[str, Any]
 HOVER = "%{hovertext}<extra></extra>"
+MARGIN = 0.06  # of a common range
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,11 @@ def axis_scale(metric: str, values: Iterable[float]) -> tuple[Unit, str]:
     return unit, unit.after(metric_title(metric))
 
 
-def value_axis(title: str, values: Iterable[float], zero: bool = False) -> dict[str, Any]:
-    """Return an axis that shows all values; `zero` starts a linear axis at 0."""
+def value_axis(title: str, values: Iterable[float]) -> dict[str, Any]:
+    """Return an axis that shows all values."""
     numbers = [value for value in values if not math.isnan(value)]
-    if zero or not spans_decade(numbers):
-        return {"title": {"text": title}, **({"rangemode": "tozero"} if zero else {})}
+    if not spans_decade(numbers):
+        return {"title": {"text": title}}
     return {"title": {"text": f"{title}, log scale"}, **log_axis(min(numbers), max(numbers))}
 
 
@@ -70,16 +71,16 @@ def log_axis(low: float, high: float) -> dict[str, Any]:
     return {"type": "log", "tickvals": values, "ticktext": [f"{value:,.12g}" for value in values]}
 
 
-def common_range(values: Sequence[float], margin: float = 0.06) -> tuple[list[float], bool]:
+def common_range(values: Sequence[float]) -> tuple[list[float], bool]:
     """Return one range for several charts, in Plotly's form, and whether it is logarithmic.
 
     It is at least 2 % of the value wide, so that small changes look small.
     """
     low, high = min(values), max(values)
     if spans_decade(values):
-        room = margin * math.log10(high / low)
+        room = MARGIN * math.log10(high / low)
         return [math.log10(low) - room, math.log10(high) + room], True
-    room = max(margin * (high - low), 0.01 * abs(low + high) / 2 - (high - low) / 2, 1e-12)
+    room = max(MARGIN * (high - low), 0.01 * abs(low + high) / 2 - (high - low) / 2, 1e-12)
     bottom = low - room
     return [max(0.0, bottom) if low >= 0 else bottom, high + room], False
 
@@ -104,13 +105,6 @@ def line(name: str, xy: Sequence[tuple[float, float]], colour: str, dash: str = 
         "type": "scatter", "mode": "lines", "name": name, "x": [x for x, _ in xy], "y": [y for _, y in xy],
         "line": style, **more,
     }  # fmt: skip
-
-
-def equal_line(values: Iterable[float]) -> Trace:
-    """Return the line on which x equals y, from the smallest to the largest of the values."""
-    numbers = list(values)
-    ends = [(end, end) for end in (min(numbers), max(numbers))]
-    return line("equal", ends, "@soft", "dot", hoverinfo="skip", showlegend=False)
 
 
 def metric_rows_layout(names: Sequence[str], x_title: str, legend: bool = False) -> dict[str, Any]:

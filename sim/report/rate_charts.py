@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from servesim.files.chart_style import SERIES
 from servesim.runs.metric_table import format_number, metric_title
@@ -78,13 +78,6 @@ def curve_key(curves: Sequence[Curve]) -> list[tuple[str, str, str]]:
     return [(style.colour[1:], "dashed" if style.dashed else "solid", name) for name, style in entries.items()]
 
 
-def capacity_limit(curve: Curve) -> Optional[Limit]:
-    """Return the capacity of a configuration as a line of the charts; None without one."""
-    if curve.capacity is None or not curve.capacity.rate:
-        return None
-    return Limit("x", curve.capacity.rate, f"{curve.role}: {curve.capacity.text}")
-
-
 def over_rate(curves: Drawn, metric: str, bounds: Sequence[Bound], id: str) -> Chart:
     """Return a metric over the request rate, with its bounds and the capacities of winner and baseline."""
     values = [value for curve, _ in curves for _, value in curve.values(metric)]
@@ -100,7 +93,9 @@ def over_rate(curves: Drawn, metric: str, bounds: Sequence[Bound], id: str) -> C
         "showlegend": False,
     }
     limits = [bound_limit("y", bound, unit) for bound in bounds if bound.metric == metric]
-    limits += [limit for curve, _ in reversed(curves) if curve.role and (limit := capacity_limit(curve)) is not None]
+    for curve, _ in reversed(curves):
+        if curve.role and curve.capacity is not None and curve.capacity.rate:
+            limits.append(Limit("x", curve.capacity.rate, f"{curve.role}: {curve.capacity.text}"))
     title = f"{metric_title(metric)} over the request rate"
     return Chart(id, title, data, with_limits(layout, limits, rates))
 

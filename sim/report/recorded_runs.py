@@ -57,7 +57,7 @@ class RecordedRun:
     role: str
     log: QueueLog
     requests: int = 0
-    latencies: Mapping[str, Sequence[float]] = field(default_factory=dict)  # name: quantiles in seconds
+    latencies: Mapping[str, Sequence[float]] = field(default_factory=dict)  # quantiles in seconds
     limit: str = ""  # what limits the run, as a sentence
 
 
@@ -82,5 +82,5 @@ def record_run(summary: Summary, role: str, row: Row, context: RunContext) -> Re
 
 def latency_quantiles(measures: Metrics) -> dict[str, Sequence[float]]:
     """Return the quantiles of TTFT, TPOT and E2E latency of the finished requests, in seconds."""
-    latencies = {"TTFT": measures.ttft, "TPOT": measures.tpot, "E2E latency": measures.e2el}
+    latencies = {"ttft": measures.ttft, "tpot": measures.tpot, "e2el": measures.e2el}
     return {name: np.quantile(values, QUANTILES).tolist() for name, values in latencies.items() if len(values)}

@@ -27,7 +27,6 @@ from .trust import CHECK, GOOD, Fact, facts_of_profiles, policy_fact
 
 ROLE = "this run"
 FACTS = ("mean_ttft_ms", "mean_tpot_ms", "output_throughput", "completed", "failed", "preemptions", "prefix_hit_rate")
-LATENCY_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E latency"}
 
 
 def write_run_report(run: RunData, path: Path) -> None:
@@ -70,14 +69,8 @@ def result(run: RunData) -> ResultCard:
 
 def metric_text(run: RunData, name: str) -> str:
     """Return a metric with its interval, if the run has one."""
-    value, limits = run.metric(name), interval_limits(run.result, name)
+    value, limits = run.metric(name), ((run.result.get("intervals") or {}).get("metrics") or {}).get(name)
     return format_metric(value, name) if limits is None or value is None else format_interval(name, value, *limits)
-
-
-def interval_limits(result: Mapping[str, Any], name: str) -> Optional[Sequence[float]]:
-    """Return the limits of a metric; None without an interval."""
-    found: Optional[Sequence[float]] = ((result.get("intervals") or {}).get("metrics") or {}).get(name)
-    return found
 
 
 def trust(run: RunData) -> list[Fact]:
@@ -97,9 +90,7 @@ def quantiles(run: RunData) -> dict[str, Sequence[float]]:
     """Return the quantiles of the latencies of the finished requests, in seconds."""
     rows = [row for row in run.requests.values() if row["outcome"] == "finished"]
     known = latencies_of(rows) if rows else {}
-    return {
-        LATENCY_NAMES[key]: (np.quantile(values, QUANTILES) / 1e3).tolist() for key, values in known.items() if values
-    }
+    return {key: (np.quantile(values, QUANTILES) / 1e3).tolist() for key, values in known.items() if values}
 
 
 def queue_log(run: RunData) -> Optional[QueueLog]:
@@ -124,11 +115,11 @@ def queue_log(run: RunData) -> Optional[QueueLog]:
 
 def replica_table(rows: Sequence[Mapping[str, Any]]) -> Optional[Table]:
     """Return the metrics of each replica of a fleet."""
-    return page_table([replica_column(key) for key in shown_columns(rows)], rows) if rows else None
 
+    def column(key: str) -> Column:
+        return Column(key, lambda row: row.get(key), lambda row: cell_text(row, key), REPLICA_HEADS[key][0], ("page",))
 
-def replica_column(key: str) -> Column:
-    return Column(key, lambda row: row.get(key), lambda row: cell_text(row, key), REPLICA_HEADS[key][0], ("page",))
+    return page_table([column(key) for key in shown_columns(rows)], rows) if rows else None
 
 
 def metric_table(run: RunData) -> Table:

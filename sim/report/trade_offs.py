@@ -102,29 +102,21 @@ def draw_groups(groups: Groups, place: Mapping[int, Place], x_title: str, y_titl
     for (name, colour, symbol, size), members in groups.items():
         first = [row for row in members if at_place[place[row.config]][0] == row.config]
         together = [at_place[place[row.config]] for row in first]
-        hover = [hover_text(x_title, y_title, place[row.config], len(same)) for row, same in zip(first, together)]
-        shown = [place[row.config] for row in first]
+        shown, hover = [place[row.config] for row in first], []
+        for (x, y), same in zip(shown, together):  # script.js puts the name before it
+            others = f"<br>and {format_count(len(same) - 1, 'other configuration')} with these values"
+            values = f"{x_title}: {format_number(x)}<br>{y_title}: {format_number(y)}"
+            hover.append(f"{values}{others if len(same) > 1 else ''}")
         data.append(points(name, shown, hover, colour, symbol=symbol, size=size, rows=together, meta="named"))
     return data
-
-
-def hover_text(x_title: str, y_title: str, place: Place, count: int) -> str:
-    """Return both values of a point; `count` configurations are at this place. script.js puts the name before it."""
-    values = f"{x_title}: {format_number(place[0])}<br>{y_title}: {format_number(place[1])}"
-    others = f"<br>and {format_count(count - 1, 'other configuration')} with these values" if count > 1 else ""
-    return f"{values}{others}"
 
 
 def point_names(summary: Summary) -> dict[int, str]:
     """Return rank, settings and labels of the configurations, for the hover texts of all charts."""
     rows = [*summary.rows[: MAX_POINTS + 1], *(row for row in summary.rows[MAX_POINTS + 1 :] if row.on_pareto_front)]
-    return {row.config: point_name(row) for row in (*rows, summary.baseline)}
-
-
-def point_name(row: Row) -> str:
-    """Return rank, settings and labels of a configuration."""
-    labels = f"{plain(', '.join(row.labels))}<br>" if row.labels else ""
-    return f"<b>rank {row.rank}</b><br>{plain(row.label)}<br>{labels}"
+    labels = {row.config: f"{plain(', '.join(row.labels))}<br>" for row in summary.rows if row.labels}
+    shown = (*rows, summary.baseline)
+    return {r.config: f"<b>rank {r.rank}</b><br>{plain(r.label)}<br>{labels.get(r.config, '')}" for r in shown}
 
 
 def limits_of(summary: Summary, metric: str, side: str, unit: Unit) -> list[Limit]:

@@ -56,7 +56,8 @@ def profile_facts(source: Any) -> list[Fact]:
     facts.append(Fact("Derived" if derived else "Measured", f"{'; '.join(how) or 'method unknown'}{date}", tone))
     if not derived:
         facts += [Fact("Backend", sentence(note.text), CHECK) for note in source_notes([profile])]
-    return [*facts, error_fact(profile), verdict_fact(profile)]
+    verdict = verdict_on(profile)
+    return [*facts, error_fact(profile), Fact("Verdict on the profile", verdict.text, TONES[verdict.grade])]
 
 
 def error_fact(profile: Profile) -> Fact:
@@ -72,12 +73,6 @@ def error_fact(profile: Profile) -> Fact:
 def list_errors(errors: Mapping[str, float]) -> str:
     """Return errors as text."""
     return ", ".join(f"{kind} {100 * error:.1f} %" for kind, error in errors.items())
-
-
-def verdict_fact(profile: Profile) -> Fact:
-    """Return what the profile can be used for."""
-    verdict = verdict_on(profile)
-    return Fact("Verdict on the profile", verdict.text, TONES[verdict.grade])
 
 
 def policy_fact(scenarios: Iterable[Scenario]) -> Fact:

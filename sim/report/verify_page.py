@@ -18,15 +18,15 @@ from servesim.statistics.number_format import format_metric
 from servesim.study.columns import Column
 from servesim.study.table import format_count
 
+from .charts import LATENCY_NAMES
 from .page import MetricFact, ResultCard, Table, page_table, write_page
-from .plots import Chart, Limit, equal_line, metric_rows_layout, plain, points, value_axis, with_limits
+from .plots import Chart, Limit, line, metric_rows_layout, plain, points, value_axis, with_limits
 from .trust import CHECK, GOOD, Fact, facts_of_profiles, policy_fact
 
 MAX_DOTS = 3000  # requests per chart and run
 SOURCES = {  # of an error
     "from_step_times": "from step times", "from_decisions": "from decisions", "from_http": "from HTTP",
 }  # fmt: skip
-LATENCY_NAMES = {"ttft": "TTFT", "e2el": "E2E latency"}
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,8 @@ def error_text(run: VerifiedRun, name: str) -> str:
 def request_charts(runs: Sequence[VerifiedRun]) -> list[Chart]:
     """Return simulated over measured latency, one point per request."""
     charts = []
-    for key, name in LATENCY_NAMES.items():
-        data, values = [], []
+    for key in ("ttft", "e2el"):
+        name, data, values = LATENCY_NAMES[key], [], []
         for index, run in enumerate(runs):
             pairs = list(run.latencies.get(key, ()))
             pairs = pairs[:: max(1, math.ceil(len(pairs) / MAX_DOTS))]
@@ -157,7 +157,8 @@ def request_charts(runs: Sequence[VerifiedRun]) -> list[Chart]:
             data.append(points(plain(run.name or "run", 40), xy, hover, run_colour(index), size=4, opacity=0.6))
         if not values:
             continue
-        data.insert(0, equal_line(values))
+        ends = [(end, end) for end in (min(values), max(values))]
+        data.insert(0, line("equal", ends, "@soft", "dot", hoverinfo="skip", showlegend=False))
         layout = {
             "xaxis": value_axis(f"measured {name} (s)", values), "yaxis": value_axis(f"simulated {name} (s)", values),
             "showlegend": 1 < len(runs) <= 12,

@@ -65,14 +65,8 @@ def with_answers(requests: Sequence[Request], answers: Answers) -> Sequence[Requ
     return [answer for request in requests for answer in answers.get(request.id, (request,))]
 
 
-def join_answers(requests: Sequence[Request], answers: Answers) -> None:
-    """Record the times of the answers in their requests."""
-    for request in requests if answers else ():
-        if request.id in answers:
-            _join(request, answers[request.id])
-
-
-def _join(request: Request, answers: Sequence[Request]) -> None:
+def join_answers(request: Request, answers: Sequence[Request]) -> None:
+    """Record the times of the answers in their request."""
     last = max(answers, key=lambda answer: math.inf if answer.client_end is None else answer.client_end)
     for name in LAST_ANSWER:
         setattr(request, name, getattr(last, name))

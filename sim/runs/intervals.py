@@ -66,7 +66,6 @@ def intervals_of(
     run: Run,
     draws: Sequence[Mapping[str, Any]],
     profile: Profile,
-    confidence: float = CONFIDENCE,
     figures: Optional[Mapping[str, float]] = None,
 ) -> dict[str, Any]:
     """Return the key `intervals` of result.json; `draws` are the results of `simulate_draws`.
@@ -87,13 +86,13 @@ def intervals_of(
         own = uncertainty.ttft if "ttft" in name.lower() else 0.0
         if name == "preemptions" and result[name]:
             own = result[name] ** -0.5  # a count of random events
-        low, high = prediction_interval(result[name], values, confidence, wider, own)
+        low, high = prediction_interval(result[name], values, CONFIDENCE, wider, own)
         if not (load is not None and load.is_near and "ttft" in name.lower() and high > USELESS * low):
             metrics[name] = [low, high]
     return {
         "draws": len(draws),
         "stuck": len(draws) - len(complete),
-        "confidence": confidence,
+        "confidence": CONFIDENCE,
         "fit": bool(uncertainty.draws),
         "session": uncertainty.session,
         "ttft": uncertainty.ttft,

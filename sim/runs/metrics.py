@@ -171,7 +171,7 @@ class Metrics:
         self._slo = slo or {}
         self.requests = table = RunRequests.of(requests)
         self.rows = np.arange(len(table)) if chosen is None else np.asarray(chosen, dtype=np.int64)
-        self.done = done = self.rows[table.has_outcome("finished")[self.rows]]  # rows of the finished requests
+        self.done = done = self.rows[table.finished[self.rows]]  # rows of the finished requests
         self.times: Times = (table.column("sent")[self.rows], table.column("client_end")[self.rows])
         sent, output = table.column("sent")[done], table.column("written")[done]
         self.ttft: Array = table.column("first_token")[done] - sent
@@ -181,16 +181,10 @@ class Metrics:
         self.outputs = int(table.column("generated")[done].sum())
         self.inputs = int(table.column("prompt")[done].sum())
         self.makespan = makespan(*self.times)
-        self.good = self._good(self._slo)
-
-    def _good(self, slo: Mapping[str, float]) -> int | None:
-        """Return the number of requests that met all bounds (seconds)."""
-        if not slo:
-            return None
         met = np.ones(len(self.done), dtype=bool)
-        for name, bound in slo.items():
+        for name, bound in self._slo.items():
             met &= {"ttft": self.ttft, "tpot": self.tpot_of, "e2el": self.e2el}[name] <= bound
-        return int(met.sum())
+        self.good = int(met.sum()) if self._slo else None  # requests that met all bounds
 
     def add_percentiles(self, percentiles: Sequence[float]) -> None:
         """Add percentiles to the result; those of PERCENTILES stay."""

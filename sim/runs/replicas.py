@@ -100,7 +100,7 @@ def replica_row(
     replica: Replica, end: float, table: RunRequests, served: npt.NDArray[np.bool_], makespan: float
 ) -> dict[str, Any]:
     """Return the metrics of one replica in a run until `end`; `served`: which requests it has served."""
-    server, finished = replica.server, served & table.has_outcome("finished")
+    server, finished = replica.server, served & table.finished
     ttft = (table.column("first_token") - table.column("sent"))[finished]
     ttft, tokens = ttft[~np.isnan(ttft)], int(table.column("written")[finished].sum())
     busy = max(0.0, replica.loop.now - replica.idle_s)

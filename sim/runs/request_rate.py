@@ -79,15 +79,11 @@ def contest_at_rate(tree: Tree, factor: float) -> Optional[Tree]:
     if not is_contest(workload):
         return None
     X, T = float(workload["contest"]["X"]), float(workload["contest"]["T"])
-    rate = round_rate(X * factor, EXACT_DIGITS)
-    tree = set_key(tree, "workload.contest.X", rate)
-    return set_key(tree, "workload.contest.T", next_product(int(X * T), rate))
-
-
-def next_product(requests: int, rate: float) -> float:
-    """Return the smallest number of seconds T near requests / rate with int(T * rate) == requests."""
+    rate, requests = round_rate(X * factor, EXACT_DIGITS), int(X * T)
     seconds = requests / rate
-    return seconds if int(seconds * rate) == requests else math.nextafter(seconds, math.inf)
+    if int(seconds * rate) != requests:
+        seconds = math.nextafter(seconds, math.inf)
+    return set_key(set_key(tree, "workload.contest.X", rate), "workload.contest.T", seconds)
 
 
 def round_rate(rate: float, digits: int = 4) -> float:

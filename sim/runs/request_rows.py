@@ -38,7 +38,7 @@ def _rows(table: RunRequests, part: slice) -> Iterator[tuple[Any, ...]]:
         for name in ("sent", "first_token", "client_end", "written", "preemptions", "cached_tokens")
     )
     front_end, queued, prefill, stalled, decoding, swapped = seconds_in_states(table, part)
-    finished = table.has_outcome("finished")[part]
+    finished = table.finished[part]
     ttft, e2el = np.where(finished, first - sent, np.nan), np.where(finished, end - sent, np.nan)
     ttft, e2el = np.where(np.isnan(e2el), np.nan, ttft), np.where(np.isnan(ttft), np.nan, e2el)
     tpot = np.where(written > 1, (e2el - ttft) / np.maximum(written - 1, 1), np.nan)

@@ -29,7 +29,7 @@ from servesim.files.checked import Index, Stored, StoredNumber, validate
 from servesim.files.csv_rows import CsvRow, read_csv
 from servesim.files.read import parse_json, quote, read_json, read_text
 from servesim.files.step_table import ModelCall, read_calls
-from servesim.files.write import csv_writer, open_text, write_json
+from servesim.files.write import open_text, write_json, write_rows
 from servesim.version import __version__
 
 from .metric_table import METRICS
@@ -175,11 +175,10 @@ def read_lines(path: Path) -> Iterator[tuple[str, Any]]:
 
 def read_decisions(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a decision log."""
-    lines = []
-    for where, line in read_lines(path):
+    lines = list(read_lines(path))
+    for where, line in lines:
         validate(DecisionLine, line, where)
-        lines.append(line)
-    return lines
+    return [line for _, line in lines]
 
 
 def read_sent(path: Path) -> list[Request]:
@@ -190,9 +189,7 @@ def read_sent(path: Path) -> list[Request]:
         if sent.id in ids:
             raise BadInput(f"{where}: id: expected every id once, got {quote(sent.id)} twice")
         ids.add(sent.id)
-        fields = {
-            key: getattr(sent, key) for key in CLIENT_FIELDS if key != "sampling"
-        }  # sent requests have one answer
+        fields = {key: getattr(sent, key) for key in CLIENT_FIELDS if key != "sampling"}  # they have one answer
         if sent.content is not None:
             fields["content"] = content = content_of_pieces(sent.content, sent.answer)
             if content.ends[-1] != sent.prompt:
@@ -261,10 +258,8 @@ def write_run(run: Run, folder: Union[str, Path], settings: Optional[Mapping[str
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"{folder}: expected a folder, found a file")
     with open_text(folder / REQUESTS) as file:
-        writer = csv_writer(file)
         columns, rows = request_table(run.requests, run.replicas, run.counts_drafts)
-        writer.writerow(columns)
-        writer.writerows(rows)
+        write_rows(file, [columns], rows)
     write_json(folder / RESULT, run.result())
     write_json(folder / MANIFEST, {**manifest(run), **(settings or {})})
 

@@ -109,7 +109,9 @@ class RunRequests(Sequence[Request]):
             for place, request in requests.items():
                 self._watch(self.watched, place, request)
         objects = list(requests.values())
-        join_answers(objects, self._answers)
+        for request in objects if self._answers else ():
+            if request.id in self._answers:
+                join_answers(request, self._answers[request.id])
         if self._timeout is not None:
             mark_client_timeouts(objects, self._timeout)
         pack_rows(self._rows, objects, requests, self._codes)
@@ -149,9 +151,10 @@ class RunRequests(Sequence[Request]):
         """Return the values of FIELDS, or of a number that clients ask, such as `prompt`. They must not be changed."""
         return np.asarray(self._table[name] if name in FIELDS else values_of(self.asked, name))
 
-    def has_outcome(self, outcome: str) -> npt.NDArray[np.bool_]:
-        """Return which requests have an outcome."""
-        return np.asarray(self.column("outcome") == self._codes.get(outcome, -1))
+    @property
+    def finished(self) -> npt.NDArray[np.bool_]:
+        """Which requests have finished."""
+        return np.asarray(self.column("outcome") == self._codes.get("finished", -1))
 
     def outcomes(self, part: slice = slice(None)) -> list[Optional[str]]:
         """Return the outcomes of the requests."""

@@ -38,7 +38,7 @@ def steady_metrics(requests: Sequence[Request], slo: dict[str, float], warm_up: 
     start, end = first + warm_up * (last - first), last - drain * (last - first)
     seconds = end - start
     inside = Metrics(table, TokenGaps(), slo, np.flatnonzero((start <= sent) & (sent < end)))
-    ended = np.flatnonzero(table.has_outcome("finished") & (start <= ends) & (ends < end))
+    ended = np.flatnonzero(table.finished & (start <= ends) & (ends < end))
     outputs, inputs = int(table.column("generated")[ended].sum()), int(table.column("prompt")[ended].sum())
     result = inside.as_result()
     rate = 1 / seconds if seconds > 0 else 0.0

@@ -25,8 +25,6 @@ STATE_LABELS = {"front_end": "front end", "queued": "queued", "prefill": "prefil
                 "stalled": "stalled by other requests", "decoding": "decoding", "swapped": "swapped out"}  # fmt: skip
 TITLES = {"ttft": "Time to First Token", "tpot": "Time per Output Token (excl. 1st token)",
           "itl": "Inter-token Latency", "e2el": "End-to-end Latency"}  # fmt: skip
-
-
 SHOWN_PERCENTILES = (90, 99)
 
 
@@ -40,13 +38,19 @@ def title_line(title: str, fill: str = "-") -> str:
 
 
 def show_run(run: Run, percentiles: Sequence[float] = SHOWN_PERCENTILES) -> str:
+    result, arrivals = run.result(), run.measures.requests.column("arrival").tolist()
+    leading = leading_metrics(run.scenario.model_dump(mode="json"), arrivals=arrivals)
     lines = [title_line(" Serving Benchmark Result (simulated) ", "="), *benchmark(run, percentiles)]
-    lines += [title_line(" Simulator-only metrics "), *simulator_metrics(run)]
-    if run.replicas is not None:
-        lines += [title_line(" Replicas "), *fleet_lines(run)]
+    lines += [title_line(" Simulator-only metrics "), *simulator_metrics(run, result)]
+    if run.scenario.cluster is not None and run.replicas is not None:
+        lines += [title_line(" Replicas "), *fleet_lines(result, run.scenario.cluster.router["name"])]
     if run.intervals is not None:
-        lines += [title_line(f" {100 * run.intervals['confidence']:g} % intervals "), *interval_lines(run)]
-    lines += ["=" * WIDTH, *filter(None, [leading_line(run), run.limit_metrics.get("limit_text")])]
+        limits = run.intervals["metrics"]
+        lines.append(title_line(f" {100 * run.intervals['confidence']:g} % intervals "))
+        for name in dict.fromkeys([*leading, *metrics_in("main")]):
+            if name in limits:
+                lines.append(line(metric_title(name), format_interval(name, result[name], *limits[name])))
+    lines += ["=" * WIDTH, *filter(None, [leading_line(leading, result), result.get("limit_text")])]
     if run.intervals is not None:
         lines += describe_intervals(run.intervals, run.profile.name)
     elif load := estimated_load(run):
@@ -99,41 +103,21 @@ def priority_lines(groups: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def interval_lines(run: Run) -> list[str]:
-    """Return the main metrics with their intervals."""
-    assert run.intervals is not None
-    result, limits = run.result(), run.intervals["metrics"]
-    return [
-        line(metric_title(name), format_interval(name, result[name], *limits[name]))
-        for name in dict.fromkeys([*leading_of(run), *metrics_in("main")])
-        if name in limits
-    ]
-
-
-def leading_of(run: Run) -> tuple[str, str]:
-    """Return the metrics that lead for the load of a run."""
-    arrivals = run.measures.requests.column("arrival").tolist()
-    return leading_metrics(run.scenario.model_dump(mode="json"), arrivals=arrivals)
-
-
-def leading_line(run: Run) -> str:
+def leading_line(leading: Sequence[str], result: Mapping[str, Any]) -> str:
     """Return the leading metrics in one line; empty if the run has none of them."""
-    result = run.result()
     texts = []
-    for name in leading_of(run):
+    for name in leading:
         if result.get(name) is not None:
             unit = unit_of(name, [result[name]])
             texts.append(f"{metric_title(name)} {format_quantity(result[name], None, unit)} {unit.name}")
     return f"result: {', '.join(texts)}" if texts else ""
 
 
-def fleet_lines(run: Run) -> list[str]:
+def fleet_lines(result: Mapping[str, Any], router: str) -> list[str]:
     """Return the metrics of a fleet, and a table of its replicas."""
-    result, cluster = run.result(), run.scenario.cluster
-    assert cluster is not None
     return [
         line("Replicas:", len(result["replicas"])),
-        line("Router:", cluster.router["name"]),
+        line("Router:", router),
         line("Busiest replica / mean, time in calls:", result["busy_imbalance"]),
         line("Most requests of a replica / mean:", result["request_imbalance"]),
         *transfer_lines(result),
@@ -192,9 +176,8 @@ def percentages(row: Mapping[str, Any]) -> str:
     return f"{100 * row['mfu']:.2f} / {100 * row['mbu']:.2f}"
 
 
-def simulator_metrics(run: Run) -> list[str]:
+def simulator_metrics(run: Run, result: Mapping[str, Any]) -> list[str]:
     """Return metrics that a client cannot see."""
-    result = run.result()
     lines = [
         line("Policy:", run.scenario.policy["name"]),
         line("Profile:", run.profile.name),

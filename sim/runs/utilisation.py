@@ -15,7 +15,7 @@ from typing import Any, Optional
 import numpy as np
 from servesim.costs.model_arithmetic import Model, Peak, bytes_per_value, model_of, peak_of
 from servesim.engine.work_totals import KindTotals
-from servesim.files.write import csv_writer, open_text
+from servesim.files.write import open_text, write_rows
 
 from .metric_table import metric_named
 
@@ -130,9 +130,7 @@ def summarise(counters: Mapping[str, Any], end: float) -> dict[str, Any]:
 def write_counters(rows: Rows, path: Path) -> None:
     """Write device.csv."""
     with open_text(path) as file:
-        writer = csv_writer(file)
-        writer.writerow(COLUMNS)
-        writer.writerows(["" if value is None else value for value in row] for row in rows)
+        write_rows(file, [COLUMNS], rows)
 
 
 def describe_counters(summary: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from servesim.core import BadInput
@@ -70,12 +70,6 @@ def parse_bounds(specs: Any, where: str = "subject_to", baseline: bool = False) 
     """Read one bound or a list of bounds; equal bounds count once."""
     items = specs if isinstance(specs, (list, tuple)) else [specs]
     return tuple(dict.fromkeys(parse_bound(item, where, baseline) for item in items))
-
-
-def missed_bounds(bounds: Sequence[Bound], means: Mapping[str, float]) -> dict[Bound, float]:
-    """Return the bounds that the means miss, with their violations."""
-    violations = {bound: bound.violation(means.get(bound.metric, math.nan)) for bound in bounds}
-    return {bound: violation for bound, violation in violations.items() if violation}
 
 
 def describe_miss(bound: Bound, value: float) -> str:

@@ -44,15 +44,10 @@ def relate(change: Interval, margin: float, sampling: Optional[Interval] = None,
         return Relation("equal", change)
     if size > margin and size > half_width:
         return Relation("worse", change)
-    target = margin - size if size <= margin else size
-    return Relation("undecided", change, replications_to_reach(target, change, sampling or change, confidence))
-
-
-def replications_to_reach(target: float, change: Interval, sampling: Interval, confidence: float) -> Optional[int]:
-    """Return the estimated number of replications for this half-width; None if no number reaches it."""
-    other = (change.half_width or 0.0) ** 2 - (sampling.half_width or 0.0) ** 2  # of the draws
-    left = target**2 - max(0.0, other)
-    return replications_for(math.sqrt(left), sampling, confidence) if left > 0 else None
+    sampling, target = sampling or change, margin - size if size <= margin else size
+    left = target**2 - max(0.0, half_width**2 - (sampling.half_width or 0.0) ** 2)  # without that of the draws
+    needed = replications_for(math.sqrt(left), sampling, confidence) if left > 0 else None
+    return Relation("undecided", change, needed)
 
 
 def break_ties(

@@ -5,20 +5,26 @@ constraint is undecided if the interval contains its limit. One replication of r
 they vary, so it has no interval. The ratio to a baseline decides a constraint such as `p99_ttft_ms <= 1.05 * baseline`,
 in pairs with the same random numbers; if one side is 0, the difference decides. Unserved requests make the latencies
 of the others shorter, so every check has a constraint on `failed`.
+
+For continuous integration there are files: JUnit XML for test reports, Markdown for pull requests.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any, Optional
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from servesim.config.layers import Tree
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
 from servesim.costs.device_profile import load_profile
 from servesim.files.terminal import PLAIN, Screen
+from servesim.files.write import append, write_text
 from servesim.runs.metric_table import Unit, metric_named, unit_of
 from servesim.runs.notes import note
 from servesim.runs.run_warnings import source_notes
@@ -28,7 +34,7 @@ from servesim.statistics.number_format import format_mean, format_metric
 from servesim.statistics.objective import Objective, check_figures
 
 from .columns import EVERYWHERE, Column, html_result, json_row, printed_cells, table_lines
-from .compare import Difference, difference, signed_change
+from .compare import Difference, difference
 from .compared_runs import ComparedRuns, from_scenario, request_source
 from .executor import Executor
 from .ranking import Row, find_invalid
@@ -36,6 +42,7 @@ from .table import format_count
 from .verdict import why_no_value
 
 NO_VALUE = Interval(math.nan, None, 0)
+NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # file names can have them
 
 
 @dataclass(frozen=True)
@@ -194,7 +201,7 @@ def describe_change(row: CheckedBound) -> str:
         return "–"
     mean, low, high = row.change.relative
     if math.isinf(mean) or (row.change.a and not row.change.b):
-        return signed_change(row.change)
+        return format_mean(row.change.change, row.bound.metric, True, row.change.unit)
     return f"{100 * mean:+.2f} %" + ("" if low is None or high is None else f" [{100 * low:+.2f}, {100 * high:+.2f}]")
 
 
@@ -244,15 +251,10 @@ def run_check(
     draws = draws if uncertain and (replications > 1 or not scenarios[0].varies) else 0
     runs = [from_scenario(*side, replications, executor, draws) for side in sides]
     for side, names in zip(runs, ([bound.metric for bound in bounds], [b.metric for b in bounds if b.of_baseline])):
-        check_values(side, names, where)
+        for metric in names if not find_invalid(side.records) else ():  # no limit without a value can be checked
+            if math.isnan(side.mean(metric).mean):
+                raise BadInput(f"{where}: {metric}: the runs of {side.name} have no value{why_no_value(metric)}")
     return check_runs(runs[0], runs[1] if baseline else None, bounds, confidence)
-
-
-def check_values(runs: ComparedRuns, metrics: Sequence[str], where: str) -> None:
-    """Raise BadInput for a metric without a value: no limit of it can be checked."""
-    for metric in metrics if not find_invalid(runs.records) else ():
-        if math.isnan(runs.mean(metric).mean):
-            raise BadInput(f"{where}: {metric}: the runs of {runs.name} have no value{why_no_value(metric)}")
 
 
 def check_runs(
@@ -273,3 +275,44 @@ def check_runs(
             change = None if math.isnan(change.a) else change
         rows.append(CheckedBound(bound, value, sampling, change, problem, confidence))
     return Check(runs, baseline, rows, confidence)
+
+
+def write_junit(check: Check, path: str, allow_undecided: bool = False) -> None:
+    """Write one test case per constraint. An undecided one is a failure; it is skipped if that is allowed."""
+    root = Element("testsuites")
+    suite = SubElement(root, "testsuite", name=f"sim check {xml_text(check.runs.name)}", time="0")
+    tags = {"broken": "failure", "undecided": "skipped" if allow_undecided else "failure"}
+    head, *body = check.cells
+    for row, cells in zip(check.rows, body):
+        case = SubElement(
+            suite, "testcase", name=xml_text(str(row.bound)), classname=xml_text(check.runs.name), time="0"
+        )
+        if row.verdict in tags:
+            message = ", ".join(f"{name} {cell}" for name, cell in zip(head[1:], cells[1:]))
+            SubElement(case, tags[row.verdict], type=row.verdict, message=xml_text(message))
+    for name, tag in (("tests", "testcase"), ("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        suite.set(name, str(len([*suite.iter(tag)])))
+    SubElement(suite, "system-out").text = xml_text(check.format())
+    indent(root)
+    write_text(path, tostring(root, "utf-8", xml_declaration=True).decode() + "\n")
+
+
+def xml_text(text: str) -> str:
+    """Return a text without the characters that XML does not allow."""
+    return NOT_XML.sub("?", text)
+
+
+def append_summary(check: Check, path: str) -> None:
+    """Add the check as Markdown to the end of a file: several commands of a job write to one summary."""
+    names = "; ".join(f"{role} {side.name}" for role, side in check.sides.items())
+    head, *body = [[markdown_text(cell) for cell in line] for line in check.cells]
+    lines = [head, ["---"] * len(head), *([*cells[:-1], f"**{cells[-1]}**"] for cells in body)]
+    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    notes = "".join(f"- {markdown_text(note)}\n" for note in check.notes)
+    title = f"## {check.verdict.capitalize()}: {markdown_text(names)}"
+    append(path, f"{title}\n\n{table}\n{markdown_text(check.text)}\n\n{notes}\n")
+
+
+def markdown_text(text: str) -> str:
+    """Return a text on one line that is neither HTML nor the end of a cell."""
+    return escape(" ".join(text.split()), quote=False).replace("|", "&#124;")

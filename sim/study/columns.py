@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Optional
 
 from servesim.files.terminal import PLAIN, Screen, align_columns
-from servesim.files.write import csv_writer, open_text
+from servesim.files.write import open_text, write_rows
 from servesim.runs.metric_table import Unit, format_quantity, metric_title, short_metric, unit_of
 from servesim.statistics.intervals import Interval
 
@@ -105,11 +105,10 @@ def html_row(cells: Sequence[str], tag: str) -> str:
 def write_csv(path: Path, tables: Sequence[tuple[Sequence[Column], Sequence[Any]]]) -> None:
     """Write rows; several tables with the same columns follow each other."""
     with open_text(path) as file:
-        writer = csv_writer(file)
-        writer.writerow([column.name for column in columns_in(tables[0][0], "data")])
+        write_rows(file, [[column.name for column in columns_in(tables[0][0], "data")]])
         for columns, rows in tables:
             chosen = columns_in(columns, "data")
-            writer.writerows([csv_cell(column.value(row)) for column in chosen] for row in rows)
+            write_rows(file, ([csv_cell(column.value(row)) for column in chosen] for row in rows))
 
 
 def csv_cell(value: Any) -> Any:

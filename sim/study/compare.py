@@ -11,7 +11,6 @@ from servesim.core import BadInput
 from servesim.runs.leading import leading_metrics
 from servesim.runs.metric_table import Unit, format_quantity, metrics_in, short_metric, unit_of
 from servesim.statistics.intervals import Interval, with_draws
-from servesim.statistics.number_format import format_mean
 from servesim.statistics.objective import Objective, parse_objective
 from servesim.statistics.two_samples import RelativeChange, TwoSamples, relative_change
 
@@ -19,7 +18,7 @@ from .columns import EVERYWHERE, Column, Medium, json_row
 from .compared_runs import ComparedRuns, paired_draws, two_samples
 from .ranking import find_invalid
 from .study_keys import INDIFFERENCE
-from .verdict import NOT_TESTED
+from .sweep_text import NOT_TESTED
 
 OUTCOMES = ("better", "worse")  # of a significant difference that is not too small
 
@@ -55,17 +54,13 @@ class Difference:
             tested, significant = self.change.half_width is not None, self.change.excludes_zero
         if not tested and not self.values.paired:
             return "not tested"
-        if tested and not significant and not self.is_surely_small:
+        _, low, high = self.relative
+        is_surely_small = low is not None and high is not None and -INDIFFERENCE < low <= high < INDIFFERENCE
+        if tested and not significant and not is_surely_small:
             return "not significant"
         if abs(self.relative.mean) < INDIFFERENCE:
             return "no difference"
         return "better" if self.objective.better(self.relative.mean) else "worse"
-
-    @property
-    def is_surely_small(self) -> bool:
-        """Whether the whole interval of the relative change is too small to matter."""
-        _, low, high = self.relative
-        return low is not None and high is not None and -INDIFFERENCE < low <= high < INDIFFERENCE
 
     def describe(self, b: str = "B") -> str:
         """Return the outcome with the size of the change and its interval; `b` is the name of B."""
@@ -162,11 +157,6 @@ def summarise(differences: Sequence[Difference], b: str = "B") -> str:
 def name_of_b(a: ComparedRuns, b: ComparedRuns) -> str:
     """Return the name of B in sentences: its file or folder, unless A is the same one."""
     return "B" if a.name == b.name else b.name
-
-
-def signed_change(difference: Difference) -> str:
-    """Return B minus A with its half-width and unit."""
-    return format_mean(difference.change, difference.objective.metric, True, difference.unit)
 
 
 def unit_column(name: Callable[[str], str], medium: Medium) -> Column:

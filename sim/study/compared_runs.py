@@ -76,7 +76,10 @@ def two_samples(a: ComparedRuns, b: ComparedRuns, metric: str) -> TwoSamples:
     if len(keys) > 1:
         return TwoSamples([a.runs[key][metric] for key in keys], [b.runs[key][metric] for key in keys], True)
     single, same = len(a.runs) == len(b.runs) == 1, have_same_requests(a, b)
-    batches = [batch_means(rows).get(metric, []) for rows in finished_in_both(a.requests, b.requests)] if same else []
+    others = {row["id"]: row for row in finished(b.requests)}
+    both = [row for row in finished(a.requests) if row["id"] in others]  # in order of arrival at A
+    sides = (both, [others[row["id"]] for row in both]) if same else ()
+    batches = [batch_means(rows).get(metric, []) for rows in sides]
     if single and same and len(batches[0]) > 1:
         return TwoSamples(batches[0], batches[1], True, (BATCHES, BATCHES))
     (unit_a, first), (unit_b, second) = a.values(metric), b.values(metric)
@@ -192,12 +195,8 @@ def from_sweep(
     summary = load_summary(folder, rate)
     row = summary.winner if config is None else next((row for row in summary.rows if row.config == config), None)
     if row is None:
-        problem = (
-            "has no winner; choose a configuration, e.g. DIR:0"
-            if config is None
-            else f"no configuration {config}, only 0 to {len(summary.rows) - 1}"
-        )
-        raise BadInput(f"{folder}: {problem}")
+        known = f"no configuration {config}, only 0 to {len(summary.rows) - 1}"
+        raise BadInput(f"{folder}: {'has no winner; choose a configuration, e.g. DIR:0' if config is None else known}")
     at = "" if rate is None else f" at {format_rate(rate)}"
     return from_row(summary, row, f"{folder}: {row.label}{at}")
 
@@ -229,13 +228,6 @@ def single_run(name: str, metrics: Mapping[str, Any], rows: RequestRows, scenari
 def finished(rows: RequestRows) -> RequestRows:
     """Return the finished requests in order of arrival."""
     return sorted((row for row in rows if row["outcome"] == "finished"), key=lambda row: float(row["arrival"]))
-
-
-def finished_in_both(a: RequestRows, b: RequestRows) -> tuple[RequestRows, RequestRows]:
-    """Return the requests that A and B finish, in order of arrival at A."""
-    others = {row["id"]: row for row in finished(b)}
-    mine = [row for row in finished(a) if row["id"] in others]
-    return mine, [others[row["id"]] for row in mine]
 
 
 def batch_means(rows: RequestRows) -> dict[str, list[float]]:

@@ -257,7 +257,14 @@ def open_executor(spec: str, jobs: Optional[int], tasks: int = MAX_JOBS) -> Iter
 
     Its workers end when the block ends, also after SIGTERM.
     """
-    executor = make_executor(spec, min(process_count(jobs), tasks))
+    executor: Executor
+    count = min(process_count(jobs), tasks)
+    if spec.startswith("dask:"):
+        executor = dask_pool(spec.removeprefix("dask:"))
+    elif spec == "local":
+        executor = Serial() if count <= 1 else process_pool(count)
+    else:
+        raise BadInput(f"--executor {spec}: expected local or dask:ADDRESS")
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -276,12 +283,3 @@ def process_count(jobs: Optional[int]) -> int:
     if jobs is not None and not 1 <= jobs <= MAX_JOBS:
         raise BadInput(f"--jobs: expected at least 1, at most {MAX_JOBS}, got {jobs}")
     return jobs or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-
-
-def make_executor(spec: str, jobs: int) -> Executor:
-    """Return the executor of the --executor option: local or dask:ADDRESS."""
-    if spec.startswith("dask:"):
-        return dask_pool(spec.removeprefix("dask:"))
-    if spec != "local":
-        raise BadInput(f"--executor {spec}: expected local or dask:ADDRESS")
-    return Serial() if jobs <= 1 else process_pool(jobs)

@@ -16,13 +16,13 @@ from pydantic import ValidationError
 from servesim.config.layers import Tree, apply_assignment, value_at
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput
-from servesim.files.checked import first_error
+from servesim.files.checked import first_error, validate
 from servesim.runs.intervals import Draw
 from servesim.runs.request_rate import longer_scenario, request_rate, scenario_at_rate
 from servesim.statistics.constraints import Bound, parse_bounds
 from servesim.statistics.objective import Objective
 
-from .experiment_file import EXPERIMENT_FILE, input_digests, read_experiment_file, versions
+from .experiment_file import EXPERIMENT_FILE, ExperimentFile, input_digests, read_terms, versions
 from .grid import Assignment
 from .single_run import Task, context_json
 from .study_keys import INDIFFERENCE
@@ -193,7 +193,11 @@ def config_key(base: Tree, assignment: Mapping[str, Any], where: str = "scenario
 
 def load_experiment(folder: Path) -> Experiment:
     """Read experiment.json of a folder. Its scenarios are validated, but no user policy is loaded."""
-    data, where = read_experiment_file(folder), folder / EXPERIMENT_FILE
+    where = folder / EXPERIMENT_FILE
+    if not where.exists():
+        commands = "`sim sweep`, `sim search` or `sim capacity`"
+        raise BadInput(f"{folder}: expected a folder of {commands}; it has no {EXPERIMENT_FILE}")
+    data = validate(ExperimentFile, read_terms(where), str(where))
     window = None if data.steady_window is None else (data.steady_window[0], data.steady_window[1])
     objectives = [Objective(objective.metric, objective.goal) for objective in data.objectives]
     values = {name: getattr(data, name) for name in type(data).model_fields}

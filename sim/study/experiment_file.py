@@ -28,7 +28,7 @@ from servesim.core import BadInput
 from servesim.core.limits import MAX_DRAWS, MAX_RATE, MIN_RATE
 from servesim.costs.device_profile import load_profile
 from servesim.costs.named_profile import is_named, measured_for
-from servesim.files.checked import Stored, validate
+from servesim.files.checked import Stored
 from servesim.files.read import quote, read_json
 from servesim.files.write import FileExists, list_files, write_json
 from servesim.runs.metric_table import is_metric
@@ -88,16 +88,6 @@ class ExperimentFile(Stored):
     precision: Optional[Fraction] = None
     length: Count = 1
     unserved: float = Field(0.0, ge=0)
-
-
-def read_experiment_file(folder: Path) -> ExperimentFile:
-    """Read experiment.json of a folder; its paths start at the working folder of this process."""
-    path = folder / EXPERIMENT_FILE
-    if not path.exists():
-        raise BadInput(
-            f"{folder}: expected a folder of `sim sweep`, `sim search` or `sim capacity`; it has no {EXPERIMENT_FILE}"
-        )
-    return validate(ExperimentFile, read_terms(path), str(path))
 
 
 def read_terms(path: Path) -> dict[str, Any]:

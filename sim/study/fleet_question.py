@@ -14,7 +14,7 @@ from typing import Optional
 
 from servesim.config.layers import Tree, apply_assignment
 from servesim.config.scenario import scenario_from
-from servesim.core import BadInput, Shape
+from servesim.core import Shape
 from servesim.core.limits import MAX_RANKS
 from servesim.costs.device_profile import load_profile
 from servesim.costs.model_arithmetic import model_of
@@ -32,18 +32,6 @@ ROUTER, POOLS = "cluster.router", "cluster.pools"
 TURNOVER = 10  # requests of a run / requests in the fleet at the same time
 MORE_REPLICAS = 2.0  # times the first number: no fleet above it is tried
 Sweep = Callable[[str, Sequence[Tree], Tree], Summary]  # name, grids of parameters, base scenario
-
-
-@dataclass(frozen=True)
-class FleetOptions:
-    """What the user fixes."""
-
-    replicas: Optional[int] = None  # 1: one server, whatever the load
-    routers: Sequence[str] = ()  # to compare; empty: those of the engine
-
-    def __post_init__(self) -> None:
-        if self.replicas is not None and not 1 <= self.replicas <= MAX_RANKS:
-            raise BadInput(f"--replicas: expected a number from 1 to {MAX_RANKS}, got {self.replicas}")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any, Union
 
 from servesim.core import BadInput
 from servesim.core.limits import MAX_CONFIGS, MAX_NUMBER, MIN_NUMBER, is_number
-from servesim.files.read import quote
+from servesim.files.read import check_keys, quote
 
 Assignment = dict[str, Any]  # scenario key -> value
 Grids = Union[Mapping[str, Any], Sequence[Mapping[str, Any]]]
@@ -80,13 +80,6 @@ def parse_range(spec: Mapping[str, Any], where: str) -> list[Any]:
     fractions = [k / (count - 1) for k in range(count)]
     values = [low * (high / low) ** f if scale == "log" else low + (high - low) * f for f in fractions]
     return list(dict.fromkeys(round_value(value, whole) for value in values))
-
-
-def check_keys(spec: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    """Raise BadInput for an unknown key."""
-    for key in spec:
-        if key not in known:
-            raise BadInput(f"{where}.{key}: unknown key; known: {', '.join(known)}")
 
 
 def parse_bounds(value: Any, where: str) -> tuple[float, float]:

@@ -86,15 +86,11 @@ class Journal:
 
     def append(self, records: Iterable[Record]) -> None:
         """Write one line per record. A failed write leaves no incomplete line."""
-        data = b"".join(encode_record(record) for record in records)
+        lines = [json.dumps(record, separators=(",", ":")) + "\n" for record in records]
         try:
-            append_to(self._file, data)
+            append_to(self._file, "".join(lines).encode())
         except OSError as error:
             raise DiskFull(self.path, error) from None
-
-
-def encode_record(record: Record) -> bytes:
-    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
 
 def parse_records(text: bytes, path: Path, kind: type[Stored] = RunLine) -> Iterator[Record]:

@@ -59,11 +59,6 @@ class KnobTable:
         return bool(self.others) and self.reference is None
 
     @property
-    def winner_name(self) -> str:
-        """What the mark * means: configuration 0 is the baseline."""
-        return "the winner" if self.winner is None or self.winner.config else "the baseline, which nothing beats"
-
-    @property
     def note(self) -> str:
         """How the other parameters are set; empty without other ones."""
         if not self.others or self.best:
@@ -97,7 +92,8 @@ def knob_table(
     if row_key == column_key:
         raise BadInput(f"--columns {column_key}: expected another parameter than --rows")
     others = [key for key in knobs if key not in (row_key, column_key)]
-    reference = None if best or not others else reference_row(summary, (row_key, column_key))
+    setting_both = (row for row in summary.rows if row_key in row.assignment and column_key in row.assignment)
+    reference = None if best or not others else next(setting_both, None)  # the winner, or the best one that sets both
     fixed = {} if reference is None else {key: reference.assignment.get(key, UNSET) for key in others}
     values = [sorted_values(knobs[key]) for key in (row_key, column_key)]
     cells = [[search.best({**fixed, row_key: row, column_key: column}) for column in values[1]] for row in values[0]]
@@ -155,11 +151,6 @@ def effect(search: RowSearch, key: str) -> float:
     return max(levels) - min(levels) if levels else 0.0
 
 
-def reference_row(summary: Summary, keys: Sequence[str]) -> Optional[Row]:
-    """Return the winner, or the best configuration that sets both parameters if it does not."""
-    return next((row for row in summary.rows if all(key in row.assignment for key in keys)), None)
-
-
 def sorted_values(values: Sequence[Any]) -> list[Any]:
     """Return numbers in rising order, other values in the order of the sweep."""
     numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
@@ -173,7 +164,9 @@ def format_knob_table(table: KnobTable, screen: Screen = PLAIN) -> str:
         lines.append([format_value(value), *(cell_text(row, table) for row in cells)])
     shown = [row for cells in table.cells for row in cells if row is not None]
     notes = [table.note] if table.note else []
-    notes += [f"*: {table.winner_name}"] if any(row is table.winner for row in shown) else []
+    if any(row is table.winner for row in shown):
+        is_baseline = table.winner is not None and table.winner.config == 0
+        notes.append(f"*: {'the baseline, which nothing beats' if is_baseline else 'the winner'}")
     notes += ["!: cannot win"] if any(not row.eligible for row in shown) else []
     return "\n".join([table.unit.after(short_metric(table.metric)), *align_columns(lines, screen), *notes])
 

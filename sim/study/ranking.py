@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Optional
 
 from servesim.runs.notes import note
-from servesim.statistics.constraints import Bound, describe_miss, missed_bounds
+from servesim.statistics.constraints import Bound, describe_miss
 from servesim.statistics.intervals import Interval, interval, paired_difference, with_draws
 from servesim.statistics.objective import Objective
 from servesim.statistics.ties import Relation, break_ties, relate
@@ -56,7 +56,7 @@ class Row:
 
     def find_missed(self, bounds: Sequence[Bound]) -> dict[Bound, float]:
         """Return the constraints that its means miss, and keep them."""
-        self.missed = missed_bounds(bounds, {bound.metric: self.mean(bound.metric) for bound in bounds})
+        self.missed = {bound: size for bound in bounds if (size := bound.violation(self.mean(bound.metric)))}
         return self.missed
 
     @property
@@ -186,8 +186,9 @@ class Summary:
 
     def difference(self, row: Row, base: Row, metric: str) -> Interval:
         """Return the paired difference of two rows, over the replications and draws that both have."""
-        effects = paired_effects(row.effects(metric), base.effects(metric))
-        return with_draws(self._paired(row, base, metric), effects, self.experiment.confidence)
+        effects, others = row.effects(metric), base.effects(metric)
+        changes = [effects[draw] - others[draw] for draw in effects if draw in others]
+        return with_draws(self._paired(row, base, metric), changes, self.experiment.confidence)
 
     def _paired(self, row: Row, base: Row, metric: str) -> Interval:
         """Return the paired difference of two rows, over the replications that both have."""
@@ -310,11 +311,6 @@ def draw_effects(metric: str, runs: Sequence[Record], draws: Sequence[Record]) -
         if value is not None and base is not None and not draw.get("stuck"):
             effects[draw["draw"]] = value - base
     return effects
-
-
-def paired_effects(effects: Mapping[int, float], others: Mapping[int, float]) -> list[float]:
-    """Return the difference of two effects in every draw that both have."""
-    return [effects[draw] - others[draw] for draw in effects if draw in others]
 
 
 def count_wins(scores: Sequence[float], effects: Sequence[Mapping[int, float]]) -> tuple[list[int], int]:

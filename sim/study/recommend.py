@@ -19,6 +19,7 @@ from servesim.config.families import Tuning, tunings
 from servesim.config.layers import Layer, Tree, apply_assignment, assemble
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput
+from servesim.core.limits import MAX_RANKS
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.files.write import write_yaml
 from servesim.runs.limit import Limit, limit_of
@@ -30,15 +31,16 @@ from servesim.traces.edit import set_rate
 
 from .draft_question import DRAFT_METRIC, LOADS, TOKENS, DraftLoads, draft_loads, with_drafts, without_drafts
 from .executor import Executor
-from .fleet_question import Fleet, FleetOptions, FleetSearch, routers_for
+from .fleet_question import Fleet, FleetSearch, routers_for
 from .pilot_runs import OVERLOAD
 from .progress import Progress
 from .ranking import Row, Summary
 from .rate_summary import RateSummary
 from .rates import Curve
-from .result import Result, run_experiment, write_result
+from .result import run_experiment
 from .study_keys import SweepFile
 from .sweep_file import build_experiment, validate_file
+from .table import write_summary
 
 REQUESTS = 4000  # of a synthetic workload: enough for a P99
 SPREAD = 0.5  # standard deviation of lengths / their mean
@@ -48,7 +50,6 @@ MORE_LOAD = 1.1  # settings that are as good at the rate of the question must ho
 CANDIDATES = 3  # whose highest load is found if no setting meets the constraints
 SECTIONS = ("policy", "engine", "speculative")  # of a recorded server
 OBJECTIVES = ("mean_e2el_ms", "p99_ttft_ms")
-ANY_FLEET = FleetOptions()
 SLO_OF = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2el"}  # part of a metric's name -> key of the SLO
 
 
@@ -89,7 +90,12 @@ class Question:
     server: str  # a name of `tunings`
     keys: Tree  # of the scenario, over those of the preset: profile, workload or trace
     constraints: Sequence[str]
-    fleet: FleetOptions = ANY_FLEET
+    replicas: Optional[int] = None  # 1: one server, whatever the load
+    routers: Sequence[str] = ()  # to compare; empty: those of the engine
+
+    def __post_init__(self) -> None:
+        if self.replicas is not None and not 1 <= self.replicas <= MAX_RANKS:
+            raise BadInput(f"--replicas: expected a number from 1 to {MAX_RANKS}, got {self.replicas}")
 
     @property
     def tuning(self) -> Tuning:
@@ -166,23 +172,22 @@ class Search:
     executor: Executor
     progress: Progress
 
-    def run(self, name: str, keys: Tree, other: Optional[Tree] = None) -> Result:
-        """Run a sweep and write its files; with another base, also its scenario."""
+    def run(self, name: str, keys: Tree, other: Optional[Tree] = None) -> Any:
+        """Run a sweep and write its files; with another base, also its scenario. Return a Summary, or a RateSummary."""
         base = self.question.base if other is None else other
         file = "scenario.yaml" if other is None else f"scenario-{name}.yaml"
         write_yaml(self.folder / file, base)
         write_yaml(self.folder / f"{name}.yaml", {"base": file, **keys})
         experiment = build_experiment(validate_file(SweepFile, keys, name, {}), base, name)
         result = run_experiment(experiment, self.folder / name, self.executor, True, self.progress)
-        write_result(result, self.folder / name)
+        write_summary(result, self.folder / name)
         return result
 
     def capacities(self, name: str, rows: Sequence[Row], rate: float) -> list[Curve]:
         """Return the curves of some settings and of the defaults, the highest load first."""
         rates = self.rates(rows[0], rate, NEAR_OVERLOAD)
         keys = self.question.sweep_keys([as_grid(row) for row in rows])
-        loads = self.run(name, {**keys, "rates": rates, "precision": PRECISION})
-        assert isinstance(loads, RateSummary)
+        loads: RateSummary = self.run(name, {**keys, "rates": rates, "precision": PRECISION})
         return loads.curves
 
     def rates(self, row: Row, rate: float, parts: Sequence[float]) -> list[float]:
@@ -199,8 +204,7 @@ class Search:
         tokens, settings = first.assignment[TOKENS], without_drafts(best.assignment, first.assignment)
         base = apply_assignment(self.question.base, settings)
         keys = {"params": {TOKENS: [tokens]}, "objectives": [DRAFT_METRIC], "rates": self.rates(best, rate, LOADS)}
-        loads = self.run("drafts", keys, base)
-        assert isinstance(loads, RateSummary)
+        loads: RateSummary = self.run("drafts", keys, base)
         return draft_loads(base["speculative"]["method"], tokens, first is best, loads)
 
     def holds_more(self, summary: Summary, best: Row, curve: Curve) -> Optional[Row]:
@@ -212,9 +216,9 @@ class Search:
         if limit.kind == "compute" and all("ttft" in bound for bound in self.question.constraints):
             return None  # no setting moves this limit; with fewer slots, tokens come faster, but the first one later
         rate = round_rate(MORE_LOAD * curve.capacity.rate, 3)
-        faster = apply_assignment(self.question.base, {rate_key(self.question.base): rate})
-        more = self.run("more", self.question.sweep_keys([as_grid(row) for row in tied]), faster)
-        assert isinstance(more, Summary)
+        key = "trace.rate" if "trace" in self.question.base else "workload.arrivals.rate"
+        faster = apply_assignment(self.question.base, {key: rate})
+        more: Summary = self.run("more", self.question.sweep_keys([as_grid(row) for row in tied]), faster)
         first = more.rows[0]
         found = first.eligible and not first.is_saturated and not more.baseline.eligible
         return next((row for row in tied if found and row.assignment == first.assignment), None)
@@ -224,27 +228,25 @@ class Search:
 
     def fleet(self, best: Row, curve: Optional[Curve], rate: float) -> Optional[Fleet]:
         """Return replicas that hold the load: the given number, or the smallest one if one replica does not hold it."""
-        fixed = self.question.fleet.replicas
+        fixed = self.question.replicas
         one_holds = best.eligible and not (best.is_saturated and not self.question.constraints)
         if fixed == 1 or (fixed is None and one_holds):
             return None
         base = apply_assignment(self.question.base, best.assignment)
-        routers = routers_for(self.question.server, base, self.question.fleet.routers)
-        search = FleetSearch(base, rate, best, curve, routers, self.sweep_fleet)
-        return search.smallest() if fixed is None else search.fleet(fixed)
+        routers = routers_for(self.question.server, base, self.question.routers)
 
-    def sweep_fleet(self, name: str, grids: Sequence[Tree], base: Tree) -> Summary:
-        """Run a sweep over the routers and pools of a fleet."""
-        result = self.run(name, self.question.sweep_keys(grids), base)
-        assert isinstance(result, Summary)
-        return result
+        def sweep(name: str, grids: Sequence[Tree], tree: Tree) -> Summary:
+            summary: Summary = self.run(name, self.question.sweep_keys(grids), tree)
+            return summary
+
+        search = FleetSearch(base, rate, best, curve, routers, sweep)
+        return search.smallest() if fixed is None else search.fleet(fixed)
 
 
 def recommend(question: Question, folder: Path, executor: Executor, progress: Progress) -> Answer:
     """Run the sweeps in a folder and return the answer."""
     search = Search(question, folder, executor, progress)
-    summary = search.run("sweep", question.sweep_keys(question.grids))
-    assert isinstance(summary, Summary)
+    summary: Summary = search.run("sweep", question.sweep_keys(question.grids))
     rate, best, curves, more = summary.experiment.own_rate(0), first_choice(summary), [], None
     if question.constraints:
         tried = [best] if best.eligible else [*summary.rows[:CANDIDATES], summary.baseline]
@@ -259,7 +261,9 @@ def recommend(question: Question, folder: Path, executor: Executor, progress: Pr
     fleet = search.fleet(best, best_load, rate)
     chosen_tree = apply_assignment(question.base, best.assignment)
     write_yaml(folder / "best.yaml", chosen_tree if fleet is None else fleet.scenario)
-    chosen, limit_rate = search.scenario(best), too_high(best_load, rate)
+    capacity = None if best_load is None else best_load.capacity
+    limit_rate = rate if capacity is None or capacity.missed_at is None else capacity.missed_at
+    chosen = search.scenario(best)
     limit, profile = limit_of(simulate_at(chosen, limit_rate)), load_profile(question.base["profile"])
     return Answer(
         question, rate, best, summary.baseline, best_load, defaults_load, more is not None, chosen, profile, limit,
@@ -293,17 +297,6 @@ def curve_of(curves: Sequence[Curve], row: Row) -> Curve:
 def baseline_of(curves: Sequence[Curve]) -> Curve:
     """Return the curve of the defaults."""
     return next(curve for curve in curves if curve.is_baseline)
-
-
-def rate_key(base: Tree) -> str:
-    """Return the key of a scenario that sets its request rate."""
-    return "trace.rate" if "trace" in base else "workload.arrivals.rate"
-
-
-def too_high(curve: Optional[Curve], rate: float) -> float:
-    """Return a rate at which the limit of a configuration shows: the lowest one that misses the constraints."""
-    capacity = None if curve is None else curve.capacity
-    return rate if capacity is None or capacity.missed_at is None else capacity.missed_at
 
 
 def simulate_at(scenario: Scenario, rate: float) -> SimulatedRun:

@@ -80,13 +80,6 @@ def replication_seed(seed: int, replication: int) -> int:
     return int(np.random.SeedSequence(seed, spawn_key=(replication,)).generate_state(1, np.uint64)[0] >> 1)
 
 
-def error_record(error: Exception) -> Record:
-    """Return the keys of a run that ended with an error."""
-    own = isinstance(error, (BadInput, PolicyError))
-    text = str(error) if own else describe_error(error) or error_text(error)
-    return {"error": text, MACHINE: True} if is_machine_error(error) else {"error": text}
-
-
 def is_machine_error(error: Optional[BaseException]) -> bool:
     """Whether a run failed because of the machine: it may succeed later, or on another one. The cause counts too."""
     while error is not None:
@@ -106,7 +99,7 @@ class RunContext:
     """The base scenario of an experiment, with cached traces and profiles."""
 
     base: Tree
-    steady_window: Optional[tuple[float, float]] = None  # warm-up and drain of steady-state runs
+    steady_window: Optional[Sequence[float]] = None  # warm-up and drain of steady-state runs
     code: Optional[Sequence[Any]] = None  # permission of the parent process to load user files
     percentiles: Sequence[float] = ()  # of the latencies, besides those of METRICS
     length: int = 1  # times as many requests as the scenario has
@@ -128,7 +121,9 @@ class RunContext:
             run = simulate(drawn, trace, observers, profile=profile)
             return {**record, "seed": scenario.seed, **self.record(run), **details(run)}
         except Exception as error:  # an error in one configuration must not end the sweep
-            return {**record, **error_record(error)}
+            own = isinstance(error, (BadInput, PolicyError))
+            text = str(error) if own else describe_error(error) or error_text(error)
+            return {**record, "error": text, **({MACHINE: True} if is_machine_error(error) else {})}
 
     def refusals(self, task: Task) -> list[str]:
         """Return why the real engine does not start with the settings of a task; an error shows in its run."""
@@ -186,7 +181,8 @@ class RunContext:
         run.measures.add_percentiles(self.percentiles)
         result = run.result()
         if self.steady_window is not None and run.requests:
-            steady = steady_metrics(run.requests, run.scenario.slo.seconds(), *self.steady_window)
+            warm_up, drain = self.steady_window
+            steady = steady_metrics(run.requests, run.scenario.slo.seconds(), warm_up, drain)
             result = {name: value for name, value in result.items() if "[" not in name} | steady
             result |= costs_per_million(run.price_per_second, steady)
         groups = [key for key in result if "[" in key]  # of one priority or session
@@ -212,21 +208,15 @@ def resize_trace(trace: Trace, scenario: Scenario, task: Task) -> Trace:
 @lru_cache(maxsize=4)
 def run_context(context: str) -> RunContext:
     """Return the run context of this process for the JSON of `context_json`."""
-    data = json.loads(context)
-    window = data["steady_window"]
-    return RunContext(
-        data["base"], tuple(window) if window else None, data["code"], data["percentiles"], data["length"]
-    )
+    return RunContext(**json.loads(context))
 
 
 def context_json(
     base: Tree, steady_window: Optional[tuple[float, float]] = None, percentiles: Sequence[float] = (), length: int = 1
 ) -> str:
     """Return the input of `run_context`."""
-    options = {
-        "steady_window": steady_window, "percentiles": list(percentiles), "code": code_access(), "length": length,
-    }  # fmt: skip
-    return json.dumps({"base": base, **options}, sort_keys=True)
+    fields = {"base": base, "steady_window": steady_window, "code": code_access(), "percentiles": list(percentiles)}
+    return json.dumps({**fields, "length": length}, sort_keys=True)
 
 
 def run_tasks(context: str, tasks: list[Task]) -> list[Record]:

@@ -9,10 +9,8 @@ from typing import Any, TypeVar, Union
 from servesim.config.layers import Layer, Tree, apply_assignment, assemble, file_layer, read_sweep_file, setting_layers
 from servesim.config.registry import presets
 from servesim.core import BadInput
-from servesim.core.limits import (
-    MAX_RUNS,
-)
-from servesim.files.checked import Keys, validate
+from servesim.core.limits import MAX_RUNS
+from servesim.files.checked import validate
 from servesim.runs.leading import leading_metrics
 from servesim.runs.metric_table import whole_metric
 from servesim.runs.prices import COSTS, HOW_TO_PRICE, is_priced
@@ -23,24 +21,39 @@ from servesim.statistics.objective import Objective, check_figures, parse_object
 from .experiment import DEFAULT_PROFILE, Experiment, config_key, load_experiment
 from .experiment_file import name_of_file
 from .grid import Assignment, unroll
-from .study_keys import CapacityKeys, SweepFile
+from .study_keys import CapacityKeys, SearchFile, SweepFile
 
-File = TypeVar("File", bound=Keys)
+File = TypeVar("File", SweepFile, SearchFile, CapacityKeys)
+Source = Union[str, Path, Mapping[str, Any], None]  # a file, a mapping of keys, or no keys
 
 
-def read_experiment(path: Union[str, Path], settings: Sequence[str] = (), **changes: Any) -> Experiment:
-    """Read a sweep file or an experiment folder; `changes` replace keys of the file."""
-    path = Path(path)
-    if path.is_dir():
+def read_experiment(source: Source, settings: Sequence[str] = (), /, **changes: Any) -> Experiment:
+    """Read a sweep file, a mapping of its keys, or an experiment folder; `changes` replace keys."""
+    is_path = isinstance(source, (str, Path))
+    if isinstance(source, (str, Path)) and Path(source).is_dir():
         for key in (*["--set"] * bool(settings), *(key for key, value in changes.items() if value is not None)):
-            raise BadInput(f"{path}: {key}: cannot change in a folder that holds a sweep; give the sweep file")
-        return load_experiment(path)
-    file = validate_file(SweepFile, read_sweep_file(path), path, changes)
+            raise BadInput(f"{source}: {key}: cannot change in a folder that holds a sweep; give the sweep file")
+        return load_experiment(Path(source))
+    file, path = read_keys(SweepFile, source, "sweep", changes)
     base = load_base(file.base, path, settings)
     try:
         return build_experiment(file, base, file.name or name_of_file(path))
     except BadInput as bad:
-        raise BadInput(f"{path}: {bad}") from None
+        raise BadInput(f"{path}: {bad}" if is_path else str(bad)) from None
+
+
+def read_keys(kind: type[File], source: Source, noun: str, changes: Mapping[str, Any]) -> tuple[File, Path]:
+    """Return the checked keys of a sweep or search file, or of a mapping, and the path of the file, or the noun."""
+    if isinstance(source, (str, Path)):
+        return validate_file(kind, read_sweep_file(source, noun), source, changes), Path(source)
+    return validate_file(kind, {**mapping_of(source, noun), **changes}, noun, {}), Path(noun)
+
+
+def mapping_of(source: Any, where: str) -> Tree:
+    """Return the keys of a mapping; None has no keys."""
+    if source is not None and not isinstance(source, Mapping):
+        raise BadInput(f"{where}: expected a file or a mapping of keys, got {type(source).__name__}")
+    return dict(source or {})
 
 
 def validate_file(kind: type[File], tree: Tree, where: Union[str, Path], changes: Mapping[str, Any]) -> File:

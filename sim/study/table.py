@@ -1,7 +1,11 @@
-"""The table of a sweep: its columns in all media, and the files summary.csv, pareto.csv and best.yaml."""
+"""The tables of a sweep: their columns in all media, and its files.
+
+These are summary.csv, pareto.csv and best.yaml; with rates also rates.csv and capacity.csv.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import chain
@@ -13,13 +17,16 @@ from servesim.config.paths import relative_paths
 from servesim.config.scenario import Scenario
 from servesim.core import BadInput, field_values
 from servesim.files.write import comment, write_yaml
-from servesim.runs.metric_table import metric_title, metrics_in, whole_metric
-from servesim.statistics.intervals import Interval
+from servesim.runs.metric_table import format_quantity, metric_title, metrics_in, unit_of, whole_metric
+from servesim.runs.request_rate import format_rate
+from servesim.statistics.intervals import Interval, interval
 from servesim.statistics.number_format import format_mean, format_percentage
 
-from .columns import EVERYWHERE, Column, Medium, metric_column, write_csv
+from .columns import EVERYWHERE, Column, Medium, inner_columns, metric_column, write_csv
 from .experiment import Experiment, format_setting, format_value, short_key
 from .ranking import Row, Summary
+from .rate_summary import RateSummary, Result
+from .rates import Curve, RatePoint
 
 TIE_MARKS = {"equal": "=", "undecided": "?"}  # before the rank
 PRINTED_LABELS = {"serves fewer": "more unserved"}  # label in summary.csv -> label in tables and in the report
@@ -45,9 +52,10 @@ def sweep_columns(summary: Summary) -> list[Column]:
     """Return the columns of a sweep: a row is a configuration. Some are present only if their feature is used."""
     experiment, draws = summary.experiment, summary.draw_count
     changed = lambda row: changed_settings(row, summary)  # noqa: E731
+    ranked = lambda row: f"{TIE_MARKS.get(row.relation.outcome, '')} {row.rank}".strip()  # noqa: E731
     columns = [] if experiment.rate is None else [Column("rate", lambda row: experiment.rate)]
     columns += [
-        Column("rank", lambda row: row.rank, format_rank, shown=EVERYWHERE),
+        Column("rank", lambda row: row.rank, ranked, shown=EVERYWHERE),
         Column("config", lambda row: row.config),
         Column("relation", lambda row: row.relation.outcome),
         Column("eligible", lambda row: row.eligible),
@@ -68,11 +76,6 @@ def sweep_columns(summary: Summary) -> list[Column]:
         shown = EVERYWHERE if draws else EVERYWHERE[:1]
         columns.append(Column("draws_won", lambda row: row.draws_won, won, "draws won", shown))
     return [*columns, label_column(summary)]
-
-
-def format_rank(row: Row) -> str:
-    """Return the rank of a configuration; a mark says how it compares with the best one."""
-    return f"{TIE_MARKS.get(row.relation.outcome, '')} {row.rank}".strip()
 
 
 def setting_columns(summary: Summary) -> list[Column]:
@@ -150,6 +153,99 @@ def label_column(summary: Summary) -> Column:
     return Column("labels", lambda row: tuple(row.labels), text, shown=("data", "terminal"), wrap=True)
 
 
+def point_columns(result: RateSummary) -> list[Column]:
+    """Return the columns of the tested rates: a row is a RatePoint. Tables show those of a single configuration."""
+    experiment, summary = result.experiment, result.by_rate[result.rates[0]]
+    objectives = [objective.metric for objective in experiment.objectives]
+
+    def mean(metric: str) -> Callable[[RatePoint], Interval]:
+        return lambda point: interval(point.row.values(metric), experiment.confidence)
+
+    meets = lambda point: "yes" if point.good else f"no: {', '.join(point.problems)}"  # noqa: E731
+    missed = lambda point: f"no: {point.problem}" if point.problem else "yes"  # noqa: E731
+    return [
+        Column("config", lambda point: point.row.config),
+        Column("rate", lambda point: point.rate, lambda point: f"{point.rate:.10g}", "rate (req/s)", EVERYWHERE),
+        *inner_columns(setting_columns(summary), lambda point: point.row),
+        Column("meets", lambda point: point.good, meets, shown=("data", "terminal")),
+        Column("problem", lambda point: point.problem, missed, "meets the constraints", ("data", "page"), wrap=True),
+        *(metric_column(name, mean(name), EVERYWHERE, result.baseline.points) for name in objectives),
+        *(metric_column(name, mean(name), ("data",)) for name in other_metrics(summary)),
+    ]
+
+
+def capacity_columns(result: RateSummary) -> list[Column]:
+    """Return the columns of the configurations over all rates: a row is a Curve."""
+    changed = lambda curve: curve_settings(result, curve)  # noqa: E731
+    columns = [
+        Column("rank", lambda curve: curve.rank, lambda curve: f"{'= ' * (curve.outcome == 'equal')}{curve.rank}",
+               shown=EVERYWHERE),
+        Column("config", lambda curve: curve.config),
+        Column("relation", lambda curve: curve.outcome),
+        *setting_columns(result.by_rate[result.rates[0]]),
+    ]  # fmt: skip
+    if result.experiment.subject_to:
+        columns += [
+            Column("capacity", capacity_field("rate"), capacity_text, "capacity (req/s)", EVERYWHERE),
+            *(Column(name, capacity_field(name)) for name in ("missed_at", "reason", "upper_bound", "missed_below")),
+        ]  # fmt: skip
+    return [
+        *columns,
+        Column("rates_tested", lambda curve: len(curve.points)),
+        *(level_column(result, rate) for rate in result.rates),
+        Column("changed_settings", changed, title="changed settings", shown=("terminal",), wrap=True),
+        Column("labels", curve_labels, shown=("terminal",), wrap=True),
+    ]
+
+
+def capacity_field(name: str) -> Callable[[Curve], Any]:
+    """Return a function that reads a field of the capacity; None for a configuration that has not run yet."""
+    return lambda curve: None if curve.capacity is None else getattr(curve.capacity, name)
+
+
+def capacity_text(curve: Curve) -> str:
+    """Return the capacity as tables print it."""
+    text = "" if curve.capacity is None else curve.capacity.text
+    return "does not start" if curve.refused else text.replace(" req/s", "")
+
+
+def level_column(result: RateSummary, rate: float) -> Column:
+    """Return the main metric at one rate; ! marks a rate that misses a constraint, with the name of another metric."""
+    metric = result.main_metric
+    values = [point.row.mean(metric) for curve in result.curves for point in curve.points]
+    unit = unit_of(metric, values)
+
+    def level(curve: Curve) -> float:
+        return next((point.row.mean(metric) for point in curve.points if point.rate == rate), math.nan)
+
+    def text(curve: Curve) -> str:
+        point = next((point for point in curve.points if point.rate == rate), None)
+        if point is None or point.good or not result.experiment.subject_to:
+            return "" if point is None else format_quantity(level(curve), None, unit)
+        others = [] if metric in point.problems else list(point.problems)
+        return " ".join([format_quantity(level(curve), None, unit), "!", ", ".join(others)]).strip()
+
+    return Column(f"at_{rate:g}", level, text, unit.after(f"at {rate:.6g} req/s"), ("terminal", "page"))
+
+
+def curve_labels(curve: Curve) -> str:
+    """Return the labels of a configuration."""
+    names = {"baseline": curve.is_baseline, "outside profile": is_outside_profile(curve)}
+    names["does not start"] = bool(curve.refused)
+    return ", ".join(name for name, applies in names.items() if applies)
+
+
+def is_outside_profile(curve: Curve) -> bool:
+    """Whether the profile does not cover the steps of a configuration at a rate that meets the constraints."""
+    return any(point.row.is_outside_profile for point in curve.points if point.good)
+
+
+def curve_settings(result: RateSummary, curve: Curve) -> str:
+    """Return the settings of a configuration that differ from the baseline."""
+    summary = result.by_rate[result.rates[0]]
+    return changed_settings(next(row for row in summary.rows if row.config == curve.config), summary)
+
+
 def printed_label(name: str) -> str:
     """Return a label as tables and the report print it."""
     return PRINTED_LABELS.get(name, name)
@@ -172,17 +268,36 @@ def format_count(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def write_summary(summary: Summary, folder: Path) -> None:
-    """Write the tables and the winner."""
-    write_tables([summary], folder)
-    if summary.winner is not None:
-        winner, metric = summary.winner, summary.experiment.objectives[0].metric
-        level, change = format_mean(winner.means[metric], metric), format_difference(winner, metric)
-        tree, about = (
-            summary.experiment.tree(winner.config),
-            f"{metric_title(metric)} {level}; to the baseline: {change}",
-        )
-        write_best(folder / "best.yaml", summary.experiment, winner.config, tree, about)
+def write_summary(result: Result, folder: Path) -> None:
+    """Write the tables and the winner; of a sweep over rates, also the curves and the capacities."""
+    if isinstance(result, Summary):
+        write_tables([result], folder)
+        if result.winner is not None:
+            winner, metric = result.winner, result.experiment.objectives[0].metric
+            level, change = format_mean(winner.means[metric], metric), format_difference(winner, metric)
+            about = f"{metric_title(metric)} {level}; to the baseline: {change}"
+            tree = result.experiment.tree(winner.config)
+            write_best(folder / "best.yaml", result.experiment, winner.config, tree, about)
+        return
+    write_tables(list(result.by_rate.values()), folder)
+    write_csv(folder / "rates.csv", [(point_columns(result), curve.points) for curve in result.curves])
+    if result.experiment.subject_to:
+        write_csv(folder / "capacity.csv", [(capacity_columns(result), result.curves)])
+    if result.winner is not None and result.winner.capacity is not None:
+        write_winner(folder / "best.yaml", result, result.winner.config, result.winner.capacity.rate)
+    for rate, summary in result.by_rate.items() if not result.experiment.subject_to else ():
+        if summary.winner is not None:
+            write_winner(folder / f"best-at-{rate:.10g}.yaml", result, summary.winner.config, rate)
+
+
+def write_winner(path: Path, result: RateSummary, config: int, rate: float) -> None:
+    """Write the scenario of a winner at its rate."""
+    experiment = result.experiment
+    try:
+        tree, note = result.scenario(config, rate), ""
+    except BadInput:
+        tree, note = experiment.tree(config), "; the workload has no key for its rate"
+    write_best(path, experiment.at_rate(rate), config, tree, f"at {format_rate(rate)}{note}")
 
 
 def write_tables(summaries: Sequence[Summary], folder: Path) -> None:

@@ -1,24 +1,20 @@
-"""A sweep as text: the verdict in one sentence, the printed table, and notes on how to read it."""
+"""The verdict of a sweep in one sentence: the winner, or why there is none."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Optional, TypeVar
+from collections.abc import Iterable
+from itertools import groupby
+from operator import itemgetter
+from typing import NamedTuple, Optional
 
-from servesim.files.terminal import PLAIN, Screen
 from servesim.runs.metric_table import title_inside, whole_metric
-from servesim.runs.notes import LABEL_MEANINGS
-from servesim.runs.run_warnings import source_notes
+from servesim.runs.request_rate import format_rate
 from servesim.statistics.constraints import describe_bounds
-from servesim.statistics.number_format import format_mean, format_percentage
+from servesim.statistics.number_format import format_mean
 
-from .columns import table_lines
-from .experiment import Experiment
 from .ranking import INCOMPLETE, Row, Summary
-from .table import changed_settings, describe_window, format_count, format_difference, printed_label, sweep_columns
-
-R = TypeVar("R")
-NOT_TESTED = "not tested against the error of the cost model; --intervals does it"
+from .rate_summary import RateSummary, Result
+from .table import changed_settings, curve_settings, format_count, format_difference
 
 
 class Verdict(NamedTuple):
@@ -29,8 +25,10 @@ class Verdict(NamedTuple):
     nearest: Optional[Row] = None  # infeasible: the configuration with the smallest violation
 
 
-def verdict_of(summary: Summary) -> Verdict:
-    """Return the verdict of a sweep."""
+def verdict_of(summary: Result) -> Verdict:
+    """Return the verdict of a sweep: the winner, and how it compares with the baseline."""
+    if isinstance(summary, RateSummary):
+        return verdict_of_rates(summary)
     winner = summary.winner
     if winner is None:
         return without_winner(summary)
@@ -120,160 +118,76 @@ def describe_best_mean(summary: Summary) -> str:
     return f" The {word} mean of {title} is {level} ({name}), but the difference is not decided."
 
 
-def format_table(summary: Summary, top: int = 10, screen: Screen = PLAIN) -> str:
-    """Return the best configurations, the baseline and the notes as text."""
-    return "\n".join([*ranking_lines(summary, top, screen), *table_notes(summary)])
-
-
-def ranking_lines(summary: Summary, top: int, screen: Screen) -> list[str]:
-    """Return the best configurations and the baseline, one line each."""
-    rows = top_rows(summary.rows, summary.baseline, top)
-    meanings = {
-        number: meaning(row is summary.winner, row is summary.baseline, not row.eligible)
-        for number, row in enumerate(rows, 1)
-    }
-    return table_lines(sweep_columns(summary), rows, screen, meanings)
-
-
-def top_rows(rows: Sequence[R], baseline: R, top: int) -> list[R]:
-    """Return the best configurations and the baseline."""
-    return [*rows[:top], *([] if baseline in rows[:top] else [baseline])]
-
-
-def meaning(is_winner: bool, is_baseline: bool, cannot_win: bool) -> str:
-    """Return the meaning of a row, which selects its colour."""
-    return "winner" if is_winner else "cannot win" if cannot_win else "baseline" if is_baseline else ""
-
-
-def table_notes(summary: Summary, hint: bool = True) -> list[str]:
-    """Return the lines below the table; `hint`: also how many replications would decide."""
-    experiment = summary.experiment
-    runs = f"{format_count(len(summary.rows), 'configuration')}, {format_count(summary.run_count, 'run')}"
-    method = f"common random numbers, {100 * experiment.confidence:g} % t intervals"
-    notes = [f"{runs}; {describe_window(experiment)}; {method}"]
-    notes += [*describe_draws(summary), *describe_precision(summary), *describe_confirmation(summary)]
-    notes += [*describe_ties(summary, hint), *describe_constraints(summary)]
-    if not experiment.is_random:
-        notes.append("no randomness: one run per configuration, no confidence intervals")
-    elif all(len(row.runs) <= 1 for row in summary.rows):
-        notes.append("one replication: differences are not tested; set `replications` to at least 3")
-    counts = {name: sum(name in row.labels for row in summary.rows) for name in LABEL_MEANINGS}
-    for name, count in counts.items():
-        if count:
-            number = "all" if count == len(summary.rows) else count
-            notes.append(f"{printed_label(name)}: {number} ({LABEL_MEANINGS[name]})")
-    notes += [*describe_refused(summary), *describe_unserved(summary), *profile_notes(experiment)]
-    return notes + [f"failed: configuration {run['config']}: {run['error']}" for run in summary.failures[:3]]
-
-
-def describe_refused(summary: Summary) -> list[str]:
-    """Return why the real engine does not start with some configurations; these did not run."""
-    texts: dict[str, list[str]] = {}
-    for row in summary.rows:
-        if row.refused:
-            texts.setdefault("; ".join(row.refused), []).append(changed_settings(row, summary))
-    return [f"does not start: {', '.join(names)}: {reasons}" for reasons, names in texts.items()]
-
-
-def describe_unserved(summary: Summary) -> list[str]:
-    """Return how many requests the baseline leaves unserved: then its times are those of fewer requests."""
-    failed = summary.baseline.mean("failed")
-    if not failed > 0:
-        return []
-    return [f"the baseline leaves {failed:,.10g} requests unserved: its metrics are those of the served ones"]
-
-
-def profile_notes(experiment: Experiment) -> list[str]:
-    """Return what to know about the profiles of a sweep."""
-    notes = source_notes([experiment.profile, *(config.get("profile") for config in experiment.configs)])
-    return [note.text for note in notes]
-
-
-def describe_ties(summary: Summary, hint: bool = True) -> list[str]:
-    """Return how many configurations equal the best one, and how many more runs would decide the others."""
-    experiment = summary.experiment
-    metric, margin = experiment.objectives[0].metric, f"{100 * experiment.indifference:g} %"
-    equal = sum(row.relation.outcome == "equal" for row in summary.rows)
-    open_rows = [row.relation for row in summary.rows if row.relation.outcome == "undecided"]
-    notes = (
-        [f"=: {format_count(equal, 'configuration')} equal to the best in {metric} within {margin}"] if equal else []
-    )
-    if open_rows:
-        number = format_count(len(open_rows), "configuration")
-        text = f"?: {number} not decided: the interval of the difference from the best in {metric} is too wide"
-        needed = f"; {describe_needed([relation.replications for relation in open_rows])}" if hint else ""
-        notes.append(f"{text}{needed}")
-    return notes
-
-
-def describe_needed_of(summaries: Iterable[Summary]) -> list[str]:
-    """Return how many replications would decide what is open in several tables, in one line."""
-    relations = [row.relation for summary in summaries for row in summary.rows]
-    needed = [relation.replications for relation in relations if relation.outcome == "undecided"]
-    return [f"?: {describe_needed(needed)}"] if needed else []
-
-
-def describe_needed(needed: Sequence[Optional[int]]) -> str:
-    """Return how many replications would decide; None is a difference that no number would decide."""
-    known = sorted(count for count in needed if count is not None)
-    texts = []
-    if known:
-        half, most = known[(len(known) - 1) // 2], known[-1]
-        parts = f" half of them, {most:,} all" if half < most else ""
-        texts.append(f"about {format_count(half, 'replication')} would decide{parts}")
-    if None in needed:
-        number = "it" if len(needed) == 1 else needed.count(None)
-        texts.append(f"the uncertainty of the cost model leaves {number} open")
-    return ", ".join(texts)
-
-
-def describe_constraints(summary: Summary) -> list[str]:
-    """Return how many configurations meet the constraints."""
-    bounds = summary.experiment.subject_to
+def verdict_of_rates(result: RateSummary) -> Verdict:
+    """Return the winner by capacity, or the winner at each rate."""
+    bounds = describe_bounds(result.experiment.subject_to)
     if not bounds:
-        return []
-    met = sum(row.feasible for row in summary.rows)
-    count = f"{met} of {format_count(len(summary.rows), 'configuration')}"
-    others = "" if met == len(summary.rows) else "; the others cannot win"
-    meet = "meets" if met == 1 else "meet"
-    return [f"{count} {meet} {describe_bounds(bounds)} by the mean of the replications{others}"]
+        return verdict_per_rate(result)
+    if result.winner is None:
+        return rates_without_winner(result)
+    capacity = result.winner.capacity
+    assert capacity is not None
+    if result.is_single:
+        misses = "".join(f"; {text}" for text in [capacity.misses] if text)
+        return Verdict("capacity", f"Capacity: meets {bounds} up to {capacity.text}{misses}.")
+    tied = describe_equal(result)
+    tied = f"; {tied}" if tied else ""
+    if result.winner.is_baseline:
+        text = f"No winner: nothing beats the baseline, which meets {bounds} up to {capacity.text}{tied}."
+        return Verdict("baseline", text)
+    base = result.baseline.capacity
+    reach = "" if base is None else f"up to {base.text}" if base.rate else "at no tested rate"
+    reach = "does not start" if result.baseline.refused else reach
+    versus = f"; the baseline {reach}" if reach else ""
+    text = f"Winner: {curve_settings(result, result.winner)}: meets {bounds} up to {capacity.text}{versus}{tied}."
+    return Verdict("winner", text)
 
 
-def describe_draws(summary: Summary) -> list[str]:
-    """Return how often the winner stays the winner with random cost models, or that this was not tested."""
-    winner, draws = summary.winner, summary.draw_count
-    if winner is not None and not summary.experiment.intervals:
-        return [f"the winner is {NOT_TESTED}"]
-    if winner is None or not draws:
-        return []
-    metric = summary.experiment.objectives[0].metric
-    return [
-        f"winner in {winner.draws_won} of {draws} draws of the cost model, by {metric}; intervals include this "
-        "uncertainty of the calibration"
-    ]
+def describe_equal(result: RateSummary) -> str:
+    """Return why the winner is the winner, although another capacity is equal, or even higher; empty if none is."""
+    others = {curve.config: result.rate_of(curve) for curve in result.curves if curve.outcome == "equal"}
+    if not others or result.decided_at is None:
+        return ""
+    summary = result.by_rate[result.decided_at]
+    tied = any(row.relation.tied for row in summary.rows if row.config in others)
+    chosen = deciding_metrics(summary) if tied else [title_inside(result.experiment.objectives[0].metric)]
+    number = f"{format_count(len(others), 'other')} equal within {100 * result.margin:g} %"
+    by = f"chosen by {', then '.join(chosen)} at {format_rate(result.decided_at)}"
+    return f"{number} (up to {format_rate(max(others.values()))}), {by}"
 
 
-def describe_precision(summary: Summary) -> list[str]:
-    """Return whether all configurations reached the half-width of `ci`."""
-    ci, metric = summary.experiment.ci, summary.experiment.objectives[0].metric
-    if ci is None:
-        return []
-    level = abs(summary.baseline.means[metric].mean)
-    too_wide = 0
-    for row in summary.rows:
-        mean, change = summary.without_draws(row, metric)
-        too_wide += (mean.half_width or 0) > ci * abs(mean.mean) or (change.half_width or 0) > ci * level
-    replications = max(len(row.runs) for row in summary.rows)
-    text = f"half-widths of {metric} within {100 * ci:g} % after at most {replications} replications"
-    return [text if not too_wide else f"{text}, except for {format_count(too_wide, 'configuration')}"]
+def rates_without_winner(result: RateSummary) -> Verdict:
+    """Return that no rate meets the constraints, and the configuration nearest to them at the lowest rate."""
+    rate = result.rates[0]
+    bounds = describe_bounds(result.experiment.subject_to)
+    if result.is_single:
+        misses = "" if result.baseline.capacity is None else result.baseline.capacity.misses
+        text = f"No tested rate meets {bounds}: {misses}."
+        return Verdict("infeasible", text, result.by_rate[rate].baseline)
+    summary = result.by_rate[rate]
+    nearest = verdict_of(summary).nearest
+    text = f"No winner: no configuration meets {bounds} at a tested rate."
+    if nearest is None:
+        return Verdict("failed", text)
+    name = "the baseline" if nearest is summary.baseline else changed_settings(nearest, summary)
+    at = f"at {format_rate(rate)}"
+    return Verdict("infeasible", f"{text} Nearest {at}: {name}, {', '.join(nearest.misses)}.", nearest)
 
 
-def describe_confirmation(summary: Summary) -> list[str]:
-    """Return the winner's difference on the confirming replications."""
-    metric = summary.experiment.objectives[0].metric
-    change = summary.confirm_difference(metric)
-    if not change.n:
-        return []
-    percentage = format_percentage(change.relative_to(summary.confirm_baseline_mean(metric)))
-    text = f"winner vs. baseline on {change.n} new replications (not used to choose it)"
-    return [f"{text}: {title_inside(metric)} {percentage}"]
+def verdict_per_rate(result: RateSummary) -> Verdict:
+    """Return the winner at each rate."""
+    names = []
+    for rate, summary in result.by_rate.items():
+        verdict = verdict_of(summary)
+        settings = "" if summary.winner is None else changed_settings(summary.winner, summary)
+        name = {"winner": settings, "baseline": "nothing beats the baseline"}.get(verdict.kind, "no winner")
+        names.append((rate, name))
+    found = any(summary.winner is not None for summary in result.by_rate.values())
+    text = "; ".join(f"{rates}: {name}" for rates, name in join_rates(names))
+    return Verdict("rates" if found else "failed", f"Winner per rate: {text}.")
+
+
+def join_rates(texts: Iterable[tuple[float, str]]) -> list[tuple[str, str]]:
+    """Return (rates, text): neighbouring rates with the same text are joined."""
+    groups = [(text, [rate for rate, _ in group]) for text, group in groupby(texts, key=itemgetter(1))]
+    return [(f"{rates[0]:.10g} to " * (len(rates) > 1) + format_rate(rates[-1]), text) for text, rates in groups]

@@ -17,7 +17,7 @@ from servesim.commands.options import leaf_commands
 from servesim.core import BadInput
 from servesim.core.errors import EXTRAS, missing_package
 from servesim.study.executor import dask_pool
-from servesim.study.search_file import import_optuna
+from servesim.study.optuna_search import import_optuna
 
 from ..conftest import ROOT
 from .running import Said, run_sim

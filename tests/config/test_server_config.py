@@ -15,7 +15,7 @@ from servesim.cli import main
 from servesim.config.layers import read_scenario_file
 from servesim.core import BadInput
 from servesim.explorer.state import Choice, Origin
-from servesim.study.search_file import read_search
+from servesim.study.optuna_search import read_search
 from servesim.study.sweep_file import read_experiment
 
 from ..commands.running import run_sim

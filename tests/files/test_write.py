@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from servesim.core import BadInput
 from servesim.files.csv_rows import mark_formula, read_csv, unmark_formula
-from servesim.files.write import append, csv_writer, open_bytes, open_text, replacing, write_json, write_text
+from servesim.files.write import append, open_text, replacing, write_json, write_rows, write_text
 
 LIMITED = """
 import resource, sys
@@ -38,7 +38,6 @@ except BadInput as error:
     [
         "write_text(path, long)",
         "write_text(path, long[:10_001])",
-        "with open_bytes(path) as file: file.write(long.encode())",
         "write_json(path, [long])",
         "with replacing(path) as part: part.write_text(long)",
         "append(path, long)",
@@ -158,9 +157,6 @@ def test_a_text_outside_unicode_is_written(tmp_path: Path) -> None:
     write_json(tmp_path / "b", {"caf\udce9": 1})
     append(tmp_path / "a", "\ud800\n")
     assert (tmp_path / "a").read_bytes() == b"caf\\udce9\\ud800\n"
-    with open_bytes(tmp_path / "c") as file:
-        file.write(b"\xff")
-    assert (tmp_path / "c").read_bytes() == b"\xff"
 
 
 CELLS = ["=1+1", "+cmd", "-x", "@SUM(A1)", "'=1", "''-a", "'text'", "-5", "+1.5e3", "-inf", "'-5", "", "a=1", "'"]
@@ -168,9 +164,7 @@ CELLS = ["=1+1", "+cmd", "-x", "@SUM(A1)", "'=1", "''-a", "'text'", "-5", "+1.5e
 
 def test_formula_cells_are_marked_and_read_back(tmp_path: Path) -> None:
     with open_text(tmp_path / "a.csv") as file:
-        writer = csv_writer(file)
-        writer.writerow(["text", "number"])
-        writer.writerows([text, -5.5] for text in CELLS)
+        write_rows(file, [["text", "number"]], ([text, -5.5] for text in CELLS))
     assert [row["text"] for row in read_csv(tmp_path / "a.csv")] == CELLS
     cells: list[Any] = list(csv.reader(io.StringIO((tmp_path / "a.csv").read_text())))
     assert [row[0] for row in cells[1:5]] == ["'=1+1", "'+cmd", "'-x", "'@SUM(A1)"]

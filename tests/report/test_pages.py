@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from servesim.report.page import name_metrics
-from servesim.report.rate_page import write_report
+from servesim.report.sweep_page import write_report
 from servesim.runs.metric_table import METRICS, metric_title
 from servesim.study.rate_summary import RateSummary
 from servesim.study.result import load_result

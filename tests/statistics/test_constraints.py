@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from servesim.core import BadInput
-from servesim.statistics.constraints import Bound, describe_miss, missed_bounds, parse_bounds
+from servesim.statistics.constraints import Bound, describe_miss, parse_bounds
+from servesim.study.ranking import Row
 
 
 def test_a_bound_is_read_with_and_without_spaces() -> None:
@@ -40,6 +41,6 @@ def test_violations_are_fractions_of_the_bound() -> None:
     assert (upper.violation(2341), upper.violation(2000)) == (pytest.approx(0.1705), 0.0)
     assert (lower.violation(0.4), lower.violation(0.6)) == (pytest.approx(0.2), 0.0)
     assert (zero.violation(3.0), upper.violation(math.nan)) == (3.0, math.inf)
-    missed = missed_bounds([upper, lower, zero], {"p99_ttft_ms": 2500, "attainment": 0.9})
-    assert missed == {upper: 0.25, zero: math.inf}
+    run = {"replication": 0, "metrics": {"p99_ttft_ms": 2500, "attainment": 0.9}}
+    assert Row(0, {}, "", [run]).find_missed([upper, lower, zero]) == {upper: 0.25, zero: math.inf}
     assert describe_miss(upper, 2341) == "misses p99_ttft_ms <= 2000 (2,341 ms)"

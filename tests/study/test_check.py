@@ -14,8 +14,7 @@ import pytest
 import yaml
 from servesim.statistics.constraints import Bound, parse_bound
 from servesim.statistics.intervals import Interval, interval
-from servesim.study.check import Check, CheckedBound, check_runs
-from servesim.study.check_files import append_summary, write_junit
+from servesim.study.check import Check, CheckedBound, append_summary, check_runs, write_junit
 from servesim.study.compared_runs import ComparedRuns
 from servesim.study.single_run import Task, context_json, run_tasks
 from servesim.traces.export import export

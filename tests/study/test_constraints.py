@@ -12,7 +12,8 @@ from servesim.study.executor import Serial
 from servesim.study.ranking import Summary
 from servesim.study.sweep import load_summary, sweep
 from servesim.study.sweep_file import read_experiment
-from servesim.study.verdict import describe_needed, format_table, verdict_of
+from servesim.study.sweep_text import describe_needed, format_result
+from servesim.study.verdict import verdict_of
 
 from . import sweeps
 
@@ -39,7 +40,7 @@ def test_a_configuration_that_misses_a_constraint_cannot_win(tmp_path: Path) -> 
     assert violations == sorted(violations) and violations[0] > 0
     assert any(label.startswith("misses mean_tpot_ms <= ") for label in bounded.rows[-1].labels)
     assert bounded.rows[-1].relation.outcome == "cannot win" and not bounded.rows[-1].on_pareto_front
-    assert "3 of 7 configurations meet mean_tpot_ms <= " in format_table(bounded)
+    assert "3 of 7 configurations meet mean_tpot_ms <= " in format_result(bounded)
 
 
 def test_a_constraint_that_nothing_meets_names_the_nearest_configuration(
@@ -92,7 +93,7 @@ def test_the_table_separates_equal_undecided_and_worse_configurations(tmp_path: 
     outcomes = {row.config: row.relation.outcome for row in summary.rows}
     assert outcomes == {0: "best", 1: "equal", 2: "undecided", 3: "worse"}  # tied: the baseline has no changes
     assert summary.winner is summary.baseline
-    text = format_table(summary)
+    text = format_result(summary)
     assert "=: 1 configuration equal to the best in makespan within 0.5 %" in text
     replications = next(row for row in summary.rows if row.config == 2).relation.replications
     assert replications is not None and replications > 3

@@ -20,7 +20,7 @@ from servesim.study import pilot_runs
 from servesim.study import recommend as recommending
 from servesim.study.executor import open_executor
 from servesim.study.experiment import format_setting
-from servesim.study.fleet_question import FleetOptions, FleetSearch, name_of, routers_for
+from servesim.study.fleet_question import FleetSearch, name_of, routers_for
 from servesim.study.progress import Progress
 from servesim.study.ranking import Row
 from servesim.study.recommend import Answer, Question, recommend
@@ -59,7 +59,7 @@ def one_setting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ask(folder: Path, rate: float, constraints: tuple[str, ...] = (LIMIT,), **options: Any) -> Answer:
     keys = {"profile": {"base": 0.05}, "workload": load(rate), "cluster": {"price_per_hour": PRICE}}
-    question = Question("vllm", keys, constraints, FleetOptions(**options))
+    question = Question("vllm", keys, constraints, **options)
     with open_executor("local", 1) as executor, Progress("recommend", quiet=True) as progress:
         return recommend(question, folder, executor, progress)
 

@@ -12,10 +12,12 @@ import yaml
 from servesim.study import pilot_runs
 from servesim.study.executor import Serial
 from servesim.study.pilot_runs import choose_terms
-from servesim.study.rate_summary import RateSummary, join_rates
-from servesim.study.result import format_result, load_result, summarise
+from servesim.study.rate_summary import RateSummary, summarise
+from servesim.study.result import load_result
 from servesim.study.sweep import sweep
 from servesim.study.sweep_file import read_experiment
+from servesim.study.sweep_text import format_result
+from servesim.study.verdict import join_rates, verdict_of
 
 from . import sweeps
 
@@ -209,6 +211,6 @@ def test_a_winner_with_a_smaller_capacity_has_the_reason(tmp_path: Path) -> None
     other.capacity, other.outcome = result.winner.capacity._replace(rate=1.01 * result.winner.capacity.rate), "equal"
     result.decided_at = 2.0
     other_rate = f"{1.01 * result.winner.capacity.rate:.10g}"
-    assert result.verdict.text.endswith(
+    assert verdict_of(result).text.endswith(
         f"; 1 other equal within 5 % (up to {other_rate} req/s), chosen by the fewest changes at 2 req/s."
     )

@@ -12,7 +12,7 @@ from servesim.config.scenario import scenario_from
 from servesim.runs.request_rate import longer_scenario
 from servesim.runs.simulate import load_trace
 from servesim.study import pilot_runs
-from servesim.study.result import format_result
+from servesim.study.sweep_text import format_result
 from servesim.traces.export import export
 from servesim.traces.make.synth import synthesise
 

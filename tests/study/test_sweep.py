@@ -22,8 +22,8 @@ from servesim.study.ranking import CONFIRM_REPLICATION_OFFSET, Summary
 from servesim.study.single_run import RunContext, Task, replication_seed
 from servesim.study.sweep import load_summary, plan_rounds, sweep
 from servesim.study.sweep_file import read_experiment
+from servesim.study.sweep_text import format_result
 from servesim.study.table import write_summary
-from servesim.study.verdict import format_table
 
 from ..pseudo_terminal import on_terminal
 from . import sweeps
@@ -113,7 +113,7 @@ def test_replications_are_added_until_the_half_width_is_reached(tmp_path: Path) 
         if len(row.runs) < 40 and row is not summary.baseline:
             assert mean.half_width <= 0.03 * mean.mean
             assert change.half_width <= 0.03 * summary.baseline.mean("makespan")
-    assert "half-widths of makespan within 3 % after " in format_table(summary)
+    assert "half-widths of makespan within 3 % after " in format_result(summary)
     counts = {len(row.runs) for row in summary.rows}
     assert min(counts) >= 3 and len(summary.baseline.runs) == max(counts)
 
@@ -186,7 +186,7 @@ def test_configurations_are_labelled_outside_profile_stuck_or_more_unserved(tmp_
     assert "stuck" in labels["engine.num_blocks=3"]
     short = next(row for row in summary.rows if row.assignment.get("engine.max_model_len") == 40)
     assert "serves fewer" in short.labels and not short.eligible
-    assert "more unserved: " in (text := format_table(summary)) and "serves fewer" not in text
+    assert "more unserved: " in (text := format_result(summary)) and "serves fewer" not in text
     write_summary(summary, tmp_path)
     assert "serves fewer" in (tmp_path / "summary.csv").read_text()  # the name in files stays
     wide = next(row for row in summary.rows if row.assignment == {"policy.decode_batch": 500})
