@@ -143,6 +143,8 @@ Length = Annotated[
 ]
 Int = Annotated[int, BeforeValidator(to_whole)]
 Number = Annotated[float, BeforeValidator(reject_bool)]
+PositiveInt = Annotated[int, Field(gt=0, le=MAX_INT), BeforeValidator(to_whole)]
+Duration = Annotated[float, Field(ge=0, le=MAX_SECONDS), BeforeValidator(reject_bool)]  # in seconds
 Text = Annotated[str, Field(strict=True, min_length=1), expects("a text")]
 Flag = Annotated[bool, Field(strict=True), expects("true or false")]
 
