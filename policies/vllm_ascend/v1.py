@@ -54,24 +54,12 @@ class AscendV1(VLLMV1):
     version: str = "0.25.1"  # version of vLLM under the plug-in
     async_scheduling: bool = False  # decide a step while the last one runs
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.async_scheduling and not self.can_overlap:
-            raise ValueError(
-                "async_scheduling: expected False, its rules with this scheduler are not modelled, got True"
-            )
-        if self.pipeline_parallel_size > 1:
-            raise ValueError(
-                f"pipeline_parallel_size: expected 1 with this scheduler, got {self.pipeline_parallel_size}"
-            )
-
-    def require_drafts(self) -> None:
-        tokens = self.num_speculative_tokens
-        if tokens:
-            raise ValueError(
-                "num_speculative_tokens: expected 0, its rules are modelled with vllm-v1, not with this scheduler, "
-                f"got {tokens}"
-            )
+    def _require_known(self) -> None:
+        overlaps = self.async_scheduling and self.can_overlap
+        for name, off in (("async_scheduling", overlaps), ("pipeline_parallel_size", 1), ("num_speculative_tokens", 0)):
+            value = getattr(self, name)
+            if value != off:
+                raise ValueError(f"{name}: expected {off}, its rules with this scheduler are not modelled, got {value}")
 
     @property
     def can_overlap(self) -> bool:
@@ -158,7 +146,7 @@ class AscendDynamicBatch(AscendV1):
             budget = table.budget(tokens, count) or budget
         unfinished = [request for request in view.prefilling if request.cached < request.prompt]
         in_order = prefilling_is_last(view.running, unfinished)
-        plan = self.schedule(view, budget) if in_order else self._schedule_in_order(view, budget)
+        plan = self.schedule(view, budget) if in_order else self._decodes_first(view, budget)
         if budget > self.max_num_batched_tokens:
             self._check(view, plan)
         plan = with_state(plan, table)
@@ -167,11 +155,10 @@ class AscendDynamicBatch(AscendV1):
             plan.hold = NO_HOLD  # the budget depends on the contexts, which grow
         return plan
 
-    def _schedule_in_order(self, view: View, budget: int) -> Plan:
+    def _decodes_first(self, view: View, budget: int) -> Plan:
         """Schedule decodes before unfinished prompts, and keep this order of the running queue."""
         running = sorted(view.running, key=lambda request: request.cached < request.prompt)
-        left = self.make_budget(view, budget, view.pool.free)
-        plan = self.schedule_one_by_one(view, running, self.max_chunk(len(running) + len(view.waiting)), left)
+        plan = self.schedule_in_order(view, running, budget)
         gone = {preemption.request for preemption in plan.preempt}
         admitted = [chunk.request for chunk in plan.chunks if chunk.request.status == "waiting"]
         plan.reorder = Reorder(running=[request for request in running if request not in gone] + admitted)
@@ -254,9 +241,7 @@ class AscendProfilingChunk(AscendV1):
         if prefilling_is_last(view.running, view.prefilling):
             return self.schedule(view, self.max_num_batched_tokens)
         # A decode behind a prompt does not run if the prompt takes all the time.
-        left = self.make_budget(view, self.max_num_batched_tokens, view.pool.free)
-        max_chunk = self.max_chunk(len(view.running) + len(view.waiting))
-        return self.schedule_one_by_one(view, view.running, max_chunk, left)
+        return self.schedule_in_order(view, view.running, self.max_num_batched_tokens)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

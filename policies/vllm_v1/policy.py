@@ -14,6 +14,7 @@ from servesim.core import (
     Chunk,
     Plan,
     Preemption,
+    Queue,
     Request,
     View,
 )
@@ -77,9 +78,7 @@ class VLLMV1(VLLMSettings):
             return DECODE_PAST_FINISH if view.decoding else IDLE_PLAN
         max_chunk = self.max_chunk(len(view.running) + len(view.waiting))
         if tokens < 0 or free < 0:  # some requests do not run in this step, or are preempted
-            return self.schedule_one_by_one(
-                view, view.running, max_chunk, self.make_budget(view, budget, view.pool.free)
-            )
+            return self.schedule_in_order(view, view.running, budget)
         in_order = prefilling_is_last(view.running, view.prefilling)
         left = self.make_budget(view, tokens, free)
         chunks: list[Chunk] = []
@@ -94,9 +93,7 @@ class VLLMV1(VLLMSettings):
                 left.spend(request, computed, size)
                 chunks.append(Chunk(request, size))
         if left.tokens < 0 or left.free < 0:
-            return self.schedule_one_by_one(
-                view, view.running, max_chunk, self.make_budget(view, budget, view.pool.free)
-            )
+            return self.schedule_in_order(view, view.running, budget)
         admitted: list[Chunk] = []
         may_grow = bool(view.waiting) and self.admit(view, chunks, admitted, max_chunk, left)
         state = left.state()
@@ -112,6 +109,11 @@ class VLLMV1(VLLMSettings):
         by_request = {chunk.request: chunk for chunk in chunks}
         batch = [by_request.get(r) or Chunk(r, 1) for r in view.running if r.decodes or r in by_request]
         return Plan(chunks=batch + admitted, state=state)
+
+    def schedule_in_order(self, view: View, running: Queue, budget: int) -> Plan:
+        """Return the plan of a step with this token budget, with the running requests in this order."""
+        max_chunk = self.max_chunk(len(running) + len(view.waiting))
+        return self.schedule_one_by_one(view, running, max_chunk, self.make_budget(view, budget, view.pool.free))
 
     def make_budget(self, view: View, tokens: int, free: int) -> Budget:
         """Return what is left for requests: tokens and blocks."""

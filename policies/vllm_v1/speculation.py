@@ -198,9 +198,6 @@ class Pass:
                     why = "vLLM aborts (AssertionError in schedule): long_prefill_token_threshold cuts empty drafts"
                     raise Stuck(why, requests_in(view), view.now)
                 tokens += drafts
-                if tokens > self.max_chunk:
-                    why = "vLLM ends with an AssertionError: long_prefill_token_threshold cuts empty drafts of request"
-                    raise Stuck(f"{why} {request.id}", requests_in(view), view.now)
             elif tokens > self.room and not policy.enable_chunked_prefill:
                 break
             tokens = min(tokens, self.room)
