@@ -28,9 +28,10 @@ from servesim.core import (
 from servesim.core.limits import is_number
 from servesim.core.native import mypyc_attr
 from servesim.policies.vllm_common import prefilling_is_last, requests_in
-from servesim.policies.vllm_v1.policy import VLLMV1, Budget
+from servesim.policies.vllm_v1.policy import VLLMV1
 from servesim.policies.vllm_v1.rules import VLLMRules
 from servesim.policies.vllm_v1.settings import version_number
+from servesim.policies.vllm_v1.step_pass import Pass
 
 from .rules import AscendRules, BalanceRules
 
@@ -172,25 +173,23 @@ class AscendDynamicBatch(AscendV1):
             raise Stuck(why, requests_in(view), view.now)
 
 
-class TimeBudget(Budget):
-    """The budget of a step that also has a time: prompts end when the time is over, decodes cost none."""
+class TimePass(Pass):
+    """One decision whose step also has a time: prompts end when the time is over, decodes cost none."""
 
-    __slots__ = ("multiple", "policy", "target", "time")
-
-    def __init__(self, policy: AscendProfilingChunk, tokens: int, free: int, multiple: int) -> None:
-        super().__init__(tokens, free)
-        self.policy = policy
-        self.multiple = multiple  # chunks are rounded up to it
+    def __init__(self, policy: AscendProfilingChunk, view: View, tokens: int, free: int) -> None:
+        super().__init__(policy, view, tokens, free)
+        self.times = policy
+        self.multiple = max(view.pool.block_size, MULTIPLE)  # chunks are rounded up to it
         self.target = self.time = policy.target
 
     @property
-    def is_spent(self) -> bool:
-        return self.tokens <= 0 or self.time <= 0
+    def room(self) -> int:
+        return self.tokens if self.time > 0 else 0
 
     def limit(self, request: Request, computed: int, tokens: int) -> int:
         if computed >= request.prompt or not tokens:
             return tokens
-        chunk = self.policy.chunk_for(self.time, computed)
+        chunk = self.times.chunk_for(self.time, computed)
         if chunk is None:
             return tokens if self.time == self.target else -1
         return min(tokens, -(-chunk // self.multiple) * self.multiple)
@@ -198,7 +197,7 @@ class TimeBudget(Budget):
     def spend(self, request: Request, computed: int, tokens: int) -> None:
         self.tokens -= tokens
         if computed < request.prompt:
-            self.time -= self.policy.time_of(computed + tokens) - self.policy.time_of(computed)
+            self.time -= self.times.time_of(computed + tokens) - self.times.time_of(computed)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -215,8 +214,8 @@ class AscendProfilingChunk(AscendV1):
     def scheduler(self) -> str:
         return "ProfilingChunkScheduler of vllm-ascend 0.25.1rc1"
 
-    def make_budget(self, view: View, tokens: int, free: int) -> Budget:
-        return TimeBudget(self, tokens, free, max(view.pool.block_size, MULTIPLE))
+    def make_pass(self, view: View, tokens: int, free: int) -> Pass:
+        return TimePass(self, view, tokens, free)
 
     def time_of(self, tokens: int) -> float:
         """Return the fitted time of a prompt, without the constant part."""
@@ -267,6 +266,14 @@ class AscendRecompute(AscendV1):
         )
 
 
+class BalancePass(Pass):
+    """One decision, which admits no request if a rank is full."""
+
+    def admit(self, chunks: list[Chunk]) -> bool:
+        ranks: Sequence[int] = self.view.engine or ()
+        return max(ranks, default=0) < self.policy.max_num_seqs and super().admit(chunks)
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class AscendBalance(AscendV1):
@@ -279,8 +286,5 @@ class AscendBalance(AscendV1):
     def rules(self) -> VLLMRules:
         return BalanceRules(*self.rule_arguments())
 
-    def admit(self, view: View, running: Sequence[Chunk], chunks: list[Chunk], max_chunk: int, left: Budget) -> bool:
-        ranks: Sequence[int] = view.engine or ()
-        if max(ranks, default=0) >= self.max_num_seqs:
-            return False
-        return super().admit(view, running, chunks, max_chunk, left)
+    def make_pass(self, view: View, tokens: int, free: int) -> Pass:
+        return BalancePass(self, view, tokens, free)
