@@ -113,37 +113,15 @@ def job_of(request: Request) -> str:
     return "" if found is None else found[1]
 
 
-class JobsState:
-    """Policy state of the batch jobs. A class, because a named tuple is slow if compiled."""
+class JobsState(NamedTuple):
+    """Policy state of the batch jobs."""
 
-    __slots__ = ("admitted", "cold", "counts", "head", "known", "outputs")
-
-    def __init__(
-        self,
-        outputs: dict[str, tuple[float, int]],
-        counts: dict[str, int],
-        cold: dict[str, dict[int, tuple[Request, ...]]],
-        known: set[Request],
-        head: Optional[Request],
-        admitted: list[Request],
-    ) -> None:
-        self.outputs = outputs  # job -> average output tokens, and how many outputs it has seen
-        self.counts = counts  # job with waiting requests -> how many it has counted, at most COLD_REQUESTS
-        self.cold = cold  # job -> prompt tokens -> requests that go before all others
-        self.known = known  # waiting requests that are counted
-        self.head = head  # tried, and could not run; it stays the head
-        self.admitted = admitted  # their outputs will be counted
-
-    def _values(self) -> tuple[Any, ...]:
-        return self.outputs, self.counts, self.cold, self.known, self.head, self.admitted
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, JobsState) and self._values() == other._values()
-
-    __hash__ = None  # type: ignore[assignment]  # nothing needs it
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return JobsState, self._values()
+    outputs: dict[str, tuple[float, int]]  # job -> average output tokens, and how many outputs it has seen
+    counts: dict[str, int]  # job with waiting requests -> how many it has counted, at most COLD_REQUESTS
+    cold: dict[str, dict[int, tuple[Request, ...]]]  # job -> prompt tokens -> requests that go before all others
+    known: set[Request]  # waiting requests that are counted
+    head: Optional[Request]  # tried, and could not run; it stays the head
+    admitted: list[Request]  # their outputs will be counted
 
 
 class JobPass(Pass):

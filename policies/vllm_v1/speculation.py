@@ -85,11 +85,11 @@ class DraftPass(Pass):
         view, cache = self.view, self.view.prefix_cache
         if cache is not None:
             cache.start(decodes=False)
-        goes_on = self.schedule_running(list(view.prefilling if self.decodes else view.running))
+        self.schedule_running(list(view.prefilling if self.decodes else view.running))
         if self.decodes and self.preempt:  # the victim may be one that decodes
             return DraftPass(self.policy, view, one_by_one=True).run()
         chunks, may_grow = list(self.scheduled.values()), False
-        if goes_on and not self.preempt and len(view.waiting):
+        if not self.preempt and len(view.waiting):
             may_grow = self.admit(chunks)
         if chunks or not self.decodes:
             return Plan(preempt=self.preempt, chunks=chunks, decode=self.decodes and "first", extra=self.changes)

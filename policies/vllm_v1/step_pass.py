@@ -55,8 +55,8 @@ class Pass:
             self.admit(chunks)
         return Plan(preempt=self.preempt, chunks=chunks, state=self.state())
 
-    def schedule_running(self, running: list[Request]) -> bool:
-        """Schedule running requests. If blocks are missing, preempt. Return whether waiting ones may follow."""
+    def schedule_running(self, running: list[Request]) -> None:
+        """Schedule running requests. If blocks are missing, preempt; then no waiting request may follow."""
         index = 0
         while index < len(running) and self.room > 0:
             request = running[index]
@@ -72,10 +72,9 @@ class Pass:
                 self.put_off(victim)
                 if victim is request:  # no request gets the blocks of these victims
                     self.preempt[first:] = [frees_last(gone) for gone in self.preempt[first:]]
-                    return False
+                    return
             self.give(request, tokens, missing)
             index += 1
-        return True
 
     def is_behind(self, victim: Request, running: Sequence[Request], index: int) -> bool:
         """Whether the requests from `index` on move up if the victim leaves. vLLM forgets those it has passed over."""
