@@ -40,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "policies": {"core", "engine"},
     **dict.fromkeys(FAMILY_CONFIG, BASE | FAMILY_CONFIG | {"policies", "engine", "costs", "config"}),
     "costs": BASE,
-    "traces": BASE,
+    "traces": BASE | {"engine"},
     "traces.read": BASE | {"traces"},
     "traces.make": BASE | {"traces", "traces.read"},
     "config": CONFIG,

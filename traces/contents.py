@@ -10,8 +10,9 @@ from urllib.parse import quote, unquote
 import numpy as np
 from servesim.core import ClientRequest
 from servesim.core.content import Content, content_of_ids, content_of_pieces
+from servesim.engine.texts import Text, block_key
 
-from .prefix_tree import PrefixTree, token_key
+from .prefix_tree import PrefixTree
 
 Name = Union[int, str]  # of a text, in files
 Pieces = list[tuple[Name, int]]  # names and tokens
@@ -135,16 +136,16 @@ def hash_ids_of(requests: Sequence[ClientRequest], size: int) -> tuple[list[list
     """
     keep = id_size([request.content for request in requests if request.content is not None]) == size
     first = next_id(requests) if keep else 0
-    known: dict[Hashable, int] = {}  # the id before, and what the block says -> its id
+    known: dict[Hashable, int] = {}  # the id before, tokens, and what they say -> the id
     all_ids: list[list[int]] = []
     for request in requests:
-        content = request.content or Content([object()], [request.prompt])
-        ids: list[int] = []
+        text, ids = Text(request), list[int]()
         if keep and request.content is not None:
-            ids += [name for name in content.names if isinstance(name, int)]
+            ids += [name for name in request.content.names if isinstance(name, int)]
         for start in range(len(ids) * size, request.prompt, size):
-            block = token_key(content, start, min(start + size, request.prompt))
-            ids.append(known.setdefault((ids[-1] if ids else None, block), first + len(known)))
+            tokens = min(size, request.prompt - start)
+            block = (ids[-1] if ids else None, tokens, block_key(text, start, tokens))
+            ids.append(known.setdefault(block, first + len(known)))
         all_ids.append(ids)
     return all_ids, sum(request.content is None for request in requests)
 
@@ -158,8 +159,7 @@ class TokenTexts:
 
     def __init__(self) -> None:
         self._tree = PrefixTree(1)
-        self._texts: dict[int, tuple[Content, Content]] = {}  # id of a sequence of tokens -> the sequence, its texts
-        self._count = 0
+        self._texts: dict[Text, Content] = {}  # tokens of a prompt and its answer -> the texts that they are
 
     def add(self, prompt: Sequence[int], answer: Sequence[int]) -> Content:
         """Return the content of a prompt.
@@ -167,21 +167,21 @@ class TokenTexts:
         An answer has the name of an earlier one if it is the same, after the same prompt. An answer that begins as an
         earlier one and then differs has a name of its own: a name stands for one text.
         """
-        number, self._count = self._count, self._count + 1
-        tokens = Content((*prompt, *answer), range(1, len(prompt) + len(answer) + 1))
-        known = self._tree.add(tokens, len(tokens.names))
+        number, end = len(self._texts), len(prompt) + len(answer)
+        tokens = Content((*prompt, *answer), range(1, end + 1))
+        text = Text(ClientRequest(number, 0.0, end, 0, content=tokens))
+        node, known = self._tree.add(text, end)
         earlier: list[tuple[Hashable, int]] = []
         name: Hashable = own_answer(number)
-        if known:
-            *_, node = self._tree.path(tokens, known)
-            _, texts = self._texts[id(node.content)]
+        if node.text is not None:
+            texts = self._texts[node.text]
             earlier = beginning(texts, known)
-            if known == len(tokens.names) and texts.ends[-2:-1] == [len(prompt)]:
+            if known == end and texts.ends[-2:-1] == [len(prompt)]:
                 name = texts.names[-1]
         new = (own_text(number), len(prompt) - known)
         content = content_of_pieces([*beginning(content_of_pieces(earlier), len(prompt)), new], name)
-        rest = (name if known <= len(prompt) else f"rest:{number}", len(tokens.names) - max(known, len(prompt)))
-        self._texts[id(tokens)] = tokens, content_of_pieces([*earlier, new, rest])
+        rest = (name if known <= len(prompt) else f"rest:{number}", end - max(known, len(prompt)))
+        self._texts[text] = content_of_pieces([*earlier, new, rest])
         return content
 
 

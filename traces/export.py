@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from servesim.core import BadInput
@@ -15,7 +15,7 @@ from servesim.files.write import write_rows, write_text
 
 from .contents import MOONCAKE_BLOCK, format_name, format_pieces, hash_ids_of, id_size
 from .samplings import sampling_columns
-from .trace import Trace
+from .trace import DEFAULTS, Trace, has_field
 
 
 class Export(NamedTuple):
@@ -30,7 +30,6 @@ SERVESIM_COLUMNS = {  # column of the servesim format -> field of a request
     "priority": "priority", "session_id": "session", "follows": "follows",
     "think_time_s": "think_time", "fails_at_token": "fails_at_token", "acceptance": "acceptance",
 }  # fmt: skip
-OPTIONAL_COLUMNS = ("priority", "session_id", "think_time_s", "fails_at_token")  # omitted when empty
 
 
 def export(trace: Trace, path: PathLike, format: str = "servesim") -> list[str]:
@@ -80,14 +79,15 @@ def _columns(
     """Return the columns of the servesim format, without empty and default ones."""
     requests = trace.requests
     columns = {column: [getattr(request, name) for request in requests] for column, name in SERVESIM_COLUMNS.items()}
-    omitted = {column for column in OPTIONAL_COLUMNS if not any(columns[column])}
+    omitted = {
+        column for column, name in SERVESIM_COLUMNS.items() if name in DEFAULTS and not has_field(requests, name)
+    }
     if not trace.timed:
         omitted.add("arrival_s")
     if columns["id"] == list(range(len(requests))):
         omitted.add("id")
     if columns["limit_tokens"] == columns["output_tokens"]:
         omitted.add("limit_tokens")
-    omitted |= {column for column in ("follows", "acceptance") if all(value is None for value in columns[column])}
     kept = {column: values for column, values in columns.items() if column not in omitted}
     kept.update(sampling_columns([request.sampling for request in requests], write_list))
     if not trace.contents:
@@ -133,7 +133,7 @@ def _mooncake_jsonl(trace: Trace, notes: list[str]) -> str:
         notes.append(f"hash ids generated for {generated} requests: readers such as guidellm expect one per block")
     if block != MOONCAKE_BLOCK:
         notes.append(f"one hash id is {block} tokens, not {MOONCAKE_BLOCK}: set the block size of the reader")
-    _note_unsupported(trace, notes, unlinked)
+    _note_unsupported(trace, notes, unlinked, {})
     return _to_jsonl(rows)
 
 
@@ -154,27 +154,16 @@ def _timed_trace_jsonl(trace: Trace, notes: list[str]) -> str:
         notes.append(f"hash ids generated for {generated} requests: without them vLLM would send empty prompts")
     notes.append(f"replay with --dataset-name timed_trace --self-timed --timed-trace-chunk-hash-size {block}")
     chained = sum(request.follows is not None for request in trace.requests)
-    for name, count in (("sessions", _count(trace, "session")), ("priorities", _count(trace, "priority"))):
-        if count:
-            notes.append(f"this format cannot hold the {name} of {count} requests")
-    _note_unsupported(trace, notes, chained)
+    _note_unsupported(trace, notes, chained, {"sessions": "session", "priorities": "priority"})
     return _to_jsonl(rows)
 
 
-def _count(trace: Trace, name: str) -> int:
-    return sum(bool(getattr(request, name)) for request in trace.requests)
-
-
-def _note_unsupported(trace: Trace, notes: list[str], unlinked: int) -> None:
-    """Add notes about fields that neither Mooncake nor vLLM can hold."""
-    limits = sum(request.limit != request.output for request in trace.requests)
-    for name, count in (
-        ("limits", limits),
-        ("failures", _count(trace, "fails_at_token")),
-        ("several answers", _count(trace, "sampling")),
-    ):
-        if count:
-            notes.append(f"this format cannot hold the {name} of {count} requests")
+def _note_unsupported(trace: Trace, notes: list[str], unlinked: int, fields: Mapping[str, str]) -> None:
+    """Add notes about fields that neither Mooncake nor vLLM can hold, and about further ones, by their names."""
+    fields = {**fields, "failures": "fails_at_token", "several answers": "sampling"}
+    counts = {name: sum(bool(getattr(request, field)) for request in trace.requests) for name, field in fields.items()}
+    counts["limits"] = sum(request.limit != request.output for request in trace.requests)
+    notes += [f"this format cannot hold the {name} of {count} requests" for name, count in counts.items() if count]
     if unlinked:
         notes.append(f"{unlinked} requests start after another one ends: written with their earliest possible arrival")
 

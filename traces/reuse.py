@@ -13,7 +13,6 @@ from typing import Any, Optional
 import numpy as np
 from numpy.typing import NDArray
 from servesim.core import ClientRequest
-from servesim.core.content import Content
 
 from .contents import id_size
 from .prefix_tree import Node, PrefixTree
@@ -25,26 +24,7 @@ SIZES = 10  # cache sizes in the table of hit rates
 
 def seen_blocks(requests: Sequence[ClientRequest], block_size: int) -> tuple[int, int]:
     """Return the number of whole prompt blocks that an earlier request had, and of all whole prompt blocks."""
-    return add_requests(PrefixTree(block_size), requests)
-
-
-def add_requests(tree: PrefixTree, requests: Sequence[ClientRequest]) -> tuple[int, int]:
-    """Add the texts of requests to a tree; return the number of prompt blocks that it had, and of all."""
-    size, seen, total = tree.block_size, 0, 0
-    for request in requests:
-        blocks = request.prompt // size
-        total += blocks
-        if request.content is not None:
-            seen += min(tree.add(*_whole_text(request.content, request, size)), blocks)
-    return seen, total
-
-
-def _whole_text(content: Content, request: ClientRequest, block_size: int) -> tuple[Content, int]:
-    """Return the text of a request that others may have too, and its whole blocks. Its last token is not computed."""
-    if content.answer is None:
-        return content, request.prompt // block_size
-    end = request.prompt + request.output
-    return Content([*content.names, content.answer], [*content.ends, end]), (end - 1) // block_size
+    return PrefixTree(block_size).add_all(requests)
 
 
 def prefix_reuse(trace: Trace, block_size: int = BLOCK_SIZE) -> Optional[dict[str, Any]]:
@@ -52,7 +32,7 @@ def prefix_reuse(trace: Trace, block_size: int = BLOCK_SIZE) -> Optional[dict[st
     if not has_field(trace.requests, "content"):
         return None
     tree = PrefixTree(block_size)
-    seen, total = add_requests(tree, trace.requests)
+    seen, total = tree.add_all(trace.requests)
     distances, counts = stack_distances(tree, trace.requests)
     tokens = int(trace.prompts.sum())
     # An engine has at least the blocks of its longest request. More than the longest distance finds no more.
@@ -88,13 +68,13 @@ def stack_distances(tree: PrefixTree, requests: Sequence[ClientRequest]) -> tupl
     its size is at least the distance + k. The last token of a prompt is always computed. Answers are cached too.
     """
     size = tree.block_size
-    paths = [_path(tree, request) for request in requests]
+    paths = [tree.path(request) for request in requests]
     order = UseOrder(sum(map(len, paths)))
     distances, counts = [], []
     for request, path in zip(requests, paths):
         lookup = (request.prompt - 1) // size
         for node in path:
-            if not node.position or node.start >= lookup:
+            if node not in order.places or node.start >= lookup:
                 break
             distances.append(order.blocks_after(node))
             counts.append(min(node.end, lookup) - node.start)
@@ -103,39 +83,26 @@ def stack_distances(tree: PrefixTree, requests: Sequence[ClientRequest]) -> tupl
     return np.array(distances, np.int64), np.array(counts, np.int64)
 
 
-def _path(tree: PrefixTree, request: ClientRequest) -> list[Node]:
-    """Return the blocks of a request: those that others may have too, then those of its own."""
-    end = (request.prompt + request.output - 1) // tree.block_size
-    if request.content is None:
-        return [Node(NO_CONTENT, 0, end)]
-    content, blocks = _whole_text(request.content, request, tree.block_size)
-    path = list(tree.path(content, blocks))
-    return path if blocks == end else [*path, Node(NO_CONTENT, blocks, end)]
-
-
-NO_CONTENT = Content((), ())
-
-
 class UseOrder:
     """Runs of blocks in the order of their last uses: a Fenwick tree of the numbers of blocks."""
 
     def __init__(self, uses: int) -> None:
+        self.places: dict[Node, int] = {}  # of the last uses, in the order of all uses
         self._sums = [0] * (uses + 1)
         self._uses = 0
         self._blocks = 0  # distinct blocks used so far
 
     def use(self, node: Node) -> None:
         """Make a run the most recently used one."""
-        blocks = node.end - node.start
-        if node.position:
-            self._add(node.position, -blocks)
+        if node in self.places:
+            self._add(self.places[node], -node.length)
         self._uses += 1
-        node.position = self._uses
-        self._add(node.position, blocks)
+        self.places[node] = self._uses
+        self._add(self._uses, node.length)
 
     def blocks_after(self, node: Node) -> int:
         """Return the number of blocks in runs that were used after this one."""
-        blocks, place = self._blocks, node.position
+        blocks, place = self._blocks, self.places[node]
         while place:
             blocks -= self._sums[place]
             place &= place - 1

@@ -50,9 +50,7 @@ def from_llm_serving(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def to_llm_serving(policy: Mapping[str, Any], engine: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the llm-serving configuration of a scenario; raise BadInput if there is none."""
-    if policy.get("name") != "llm-serving":
-        raise BadInput(f"policy {policy.get('name')}: only llm-serving policies have an llm-serving configuration")
+    """Return the llm-serving configuration of a scenario with the policy llm-serving."""
     strategy = policy.get("strategy", "paged")
     max_length = engine.get("max_model_len") or 4096
     return {

@@ -29,10 +29,6 @@ class MindIE(MindIESettings):
     def rules(self) -> MindIERules:
         return MindIERules(2 if self.async_scheduling else 1, self.max_input_token_len)
 
-    @property
-    def learns(self) -> bool:
-        return self._learns
-
     def max_output(self, prompt: int, pool: BlockPool, max_model_len: Optional[int]) -> int:
         return min(super().max_output(prompt, pool, max_model_len), self.max_iter_times)
 
@@ -49,7 +45,7 @@ class MindIE(MindIESettings):
         return refusals
 
     @property
-    def _learns(self) -> bool:
+    def learns(self) -> bool:
         return not self.split_fuse and (self.stage_policy == "latency" or self.dynamic_batch_size)
 
     @property
@@ -59,7 +55,7 @@ class MindIE(MindIESettings):
 
     def initial_state(self) -> Any:
         is_latency = self.stage_policy == "latency"
-        if not self._learns:
+        if not self.learns:
             return MindIEState()
         dynamic = DynamicBatch(self.max_batch_size, self.prefill_seats) if self.dynamic_batch_size else None
         return MindIEState(feedback=Feedback(LatencyFit() if is_latency else None, dynamic))

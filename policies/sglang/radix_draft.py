@@ -63,8 +63,8 @@ class RadixDraft(CacheDraft):
         return blocks
 
     def matched(self, request: Request, tokens: int) -> int:
-        text, size = self.cache.text_of(request), self.cache.pool.block_size
-        return 0 if text is None else self.cache.find(text, tokens // size)[1] * size
+        text = self.cache.text_of(request)
+        return 0 if text is None else self.cache.cached_tokens(text, tokens)
 
     def common_tokens(self, request: Request, other: Request, limit: int) -> int:
         text, other_text = self.cache.text_of(request), self.cache.text_of(other)

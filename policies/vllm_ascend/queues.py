@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Optional
 
 from servesim.core import NO_HOLD, Chunk, Float0, Int0, Int1, Plan, Request, Stuck, View
 from servesim.core.native import mypyc_attr
-from servesim.policies.vllm_v1.policy import VLLMV1, Budget
+from servesim.policies.vllm_v1.policy import VLLMV1
+from servesim.policies.vllm_v1.step_pass import Pass
 
 from .v1 import AscendV1, with_state
 
@@ -23,14 +24,13 @@ class Pin(NamedTuple):
     time: float  # a request that the scheduler has seen later was added
 
 
-class PinBudget(Budget):
-    """The budget of a step, and the pin after it."""
+class PinPass(Pass):
+    """One decision, and the pin after it."""
 
-    __slots__ = ("pin",)
-
-    def __init__(self, tokens: int, free: int, pin: Optional[Pin]) -> None:
-        super().__init__(tokens, free)
-        self.pin = pin
+    def __init__(self, policy: AscendShortFirst, view: View, tokens: int, free: int) -> None:
+        super().__init__(policy, view, tokens, free)
+        self.short_first = policy
+        self.pin: Optional[Pin] = view.state
 
     def spend(self, request: Request, computed: int, tokens: int) -> None:
         self.tokens -= tokens
@@ -38,7 +38,30 @@ class PinBudget(Budget):
             self.pin = None
 
     def state(self) -> Any:
-        return self.pin
+        return None if self.preempt else self.pin  # a victim is added to the queue
+
+    def candidates(self, chunks: Sequence[Chunk]) -> Iterator[Request]:
+        policy, view = self.short_first, self.view
+        lanes: tuple[list[Request], list[Request], list[Request]] = ([], [], [])
+        for request in view.waiting:
+            lanes[policy.lane(request)].append(request)
+        immediate, short, long = lanes
+        due = 0  # long requests that have waited for the limit
+        if policy.long_max_wait_ms > 0 and short:
+            wait = policy.long_max_wait_ms / 1000
+            due = next((index for index, request in enumerate(long) if view.now - request.received < wait), len(long))
+        order = [*immediate, *long[:due], *short, *long[due:]]
+        pin = self.pin
+        if pin is not None and lanes[pin.lane] and all(request.received <= pin.time for request in order):
+            head = lanes[pin.lane][0]
+            order.remove(head)
+            order.insert(0, head)
+        else:
+            self.pin = None
+        for request in order:
+            if self.pin is None:  # a pinned head that is tried again keeps its pin: a held plan does not change it
+                self.pin = Pin(policy.lane(request), view.now)
+            yield request
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -67,35 +90,8 @@ class AscendShortFirst(AscendV1):
             return IMMEDIATE
         return SHORT if request.prompt <= self.threshold else LONG
 
-    def make_budget(self, view: View, tokens: int, free: int) -> Budget:
-        return PinBudget(tokens, free, view.state)
-
-    def candidates(self, view: View, admitted: Sequence[Chunk], left: Budget) -> Iterator[Request]:
-        assert isinstance(left, PinBudget)
-        lanes: tuple[list[Request], list[Request], list[Request]] = ([], [], [])
-        for request in view.waiting:
-            lanes[self.lane(request)].append(request)
-        immediate, short, long = lanes
-        due = 0  # long requests that have waited for the limit
-        if self.long_max_wait_ms > 0 and short:
-            wait = self.long_max_wait_ms / 1000
-            due = next((index for index, request in enumerate(long) if view.now - request.received < wait), len(long))
-        order = [*immediate, *long[:due], *short, *long[due:]]
-        pin = left.pin
-        if pin is not None and lanes[pin.lane] and all(request.received <= pin.time for request in order):
-            head = lanes[pin.lane][0]
-            order.remove(head)
-            order.insert(0, head)
-        else:
-            left.pin = None
-        for request in order:
-            if left.pin is None:  # a pinned head that is tried again keeps its pin: a held plan does not change it
-                left.pin = Pin(self.lane(request), view.now)
-            yield request
-
-    def schedule_one_by_one(self, view: View, order: Iterable[Request], max_chunk: int, left: Budget) -> Plan:
-        plan = super().schedule_one_by_one(view, order, max_chunk, left)
-        return with_state(plan, None) if plan.preempt else plan  # a victim is added to the queue
+    def make_pass(self, view: View, tokens: int, free: int) -> Pass:
+        return PinPass(self, view, tokens, free)
 
 
 def require_fcfs(policy: VLLMV1) -> None:
@@ -117,48 +113,23 @@ def job_of(request: Request) -> str:
     return "" if found is None else found[1]
 
 
-class JobsState:
-    """Policy state of the batch jobs. A class, because a named tuple is slow if compiled."""
+class JobsState(NamedTuple):
+    """Policy state of the batch jobs."""
 
-    __slots__ = ("admitted", "cold", "counts", "head", "known", "outputs")
-
-    def __init__(
-        self,
-        outputs: dict[str, tuple[float, int]],
-        counts: dict[str, int],
-        cold: dict[str, dict[int, tuple[Request, ...]]],
-        known: set[Request],
-        head: Optional[Request],
-        admitted: list[Request],
-    ) -> None:
-        self.outputs = outputs  # job -> average output tokens, and how many outputs it has seen
-        self.counts = counts  # job with waiting requests -> how many it has counted, at most COLD_REQUESTS
-        self.cold = cold  # job -> prompt tokens -> requests that go before all others
-        self.known = known  # waiting requests that are counted
-        self.head = head  # tried, and could not run; it stays the head
-        self.admitted = admitted  # their outputs will be counted
-
-    def _values(self) -> tuple[Any, ...]:
-        return self.outputs, self.counts, self.cold, self.known, self.head, self.admitted
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, JobsState) and self._values() == other._values()
-
-    __hash__ = None  # type: ignore[assignment]  # nothing needs it
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return JobsState, self._values()
+    outputs: dict[str, tuple[float, int]]  # job -> average output tokens, and how many outputs it has seen
+    counts: dict[str, int]  # job with waiting requests -> how many it has counted, at most COLD_REQUESTS
+    cold: dict[str, dict[int, tuple[Request, ...]]]  # job -> prompt tokens -> requests that go before all others
+    known: set[Request]  # waiting requests that are counted
+    head: Optional[Request]  # tried, and could not run; it stays the head
+    admitted: list[Request]  # their outputs will be counted
 
 
-class JobBudget(Budget):
-    """The budget of a step, and the jobs while it is planned. They are read when a request can be admitted."""
-
-    __slots__ = ("admitted", "cold", "counts", "head", "is_open", "jobs", "outputs", "policy", "view")
+class JobPass(Pass):
+    """One decision, and the jobs while it is made. They are read when a request can be admitted."""
 
     def __init__(self, policy: AscendBatchJobs, view: View, tokens: int, free: int) -> None:
-        super().__init__(tokens, free)
-        self.policy = policy
-        self.view = view
+        super().__init__(policy, view, tokens, free)
+        self.rules = policy
         self.is_open = False
 
     def open(self) -> None:
@@ -201,7 +172,7 @@ class JobBudget(Budget):
         """Count a new waiting request: the first ones of a job are cold."""
         self.counts.setdefault(job, 0)
         self.outputs.setdefault(job, (0.0, 0))
-        if len(self.outputs) > self.policy.max_jobs:
+        if len(self.outputs) > self.rules.max_jobs:
             raise Stuck("vllm-ascend raises an error: more names of jobs than max_jobs", [request], request.received)
         if self.counts[job] < COLD_REQUESTS:
             self.counts[job] += 1
@@ -234,15 +205,24 @@ class JobBudget(Budget):
             if not same:
                 del self.cold[job]
 
+    def candidates(self, chunks: Sequence[Chunk]) -> Iterator[Request]:
+        self.open()
+        while self.jobs:
+            tokens = self.available_tokens([chunk for chunk in chunks if chunk.request.status == "waiting"])
+            if tokens <= 0:  # the engine takes the queue for empty
+                return
+            self.head = request = self.head or self.choose(tokens)
+            yield request
+
     def blocks_wanted(self, request: Request, computed: int) -> int:
         """Return the blocks that a request wants in the next step, as the engine estimates them."""
-        after, size = computed + self.policy.step_tokens(request, computed), self.view.pool.block_size
-        tokens, room = self.policy.step_tokens(request, after), -after % size
+        after, size = computed + self.rules.step_tokens(request, computed), self.view.pool.block_size
+        tokens, room = self.rules.step_tokens(request, after), -after % size
         return -(-(tokens - room) // size) if tokens > room else 0
 
     def available_tokens(self, admitted: Sequence[Chunk]) -> int:
         """Return the tokens of the blocks that are free and not reserved for the next step."""
-        reserve, most = self.policy.reserve_margin_blocks, self.policy.reserve_max_blocks
+        reserve, most = self.rules.reserve_margin_blocks, self.rules.reserve_max_blocks
         size = self.view.pool.block_size
         for chunk in admitted:
             reserve += self.blocks_wanted(chunk.request, chunk.cached)
@@ -260,7 +240,7 @@ class JobBudget(Budget):
         """Return the next request: of a cold job, else of the job that the predictions put first."""
         if self.cold:
             return next(iter(next(iter(self.cold.values())).values()))[0]
-        job = self.first_job(tokens > self.policy.low_available_tokens_threshold)
+        job = self.first_job(tokens > self.rules.low_available_tokens_threshold)
         requests = self.jobs[job]
         fitting = [request for request in requests if request.prompt <= tokens]
         return max(fitting, key=lambda r: r.prompt) if fitting else min(requests, key=lambda r: r.prompt)
@@ -268,7 +248,7 @@ class JobBudget(Budget):
     def first_job(self, plenty: bool) -> str:
         """Return the job that goes first, if there is plenty of memory or not."""
         predicted = {job: self.prediction(job) for job in self.jobs}
-        long = [job for job in predicted if predicted[job] > self.policy.short_decode_token_threshold]
+        long = [job for job in predicted if predicted[job] > self.rules.short_decode_token_threshold]
         short = [job for job in predicted if job not in long]
         if long and short:
             return max(long if plenty else short, key=lambda job: predicted[job])
@@ -312,18 +292,8 @@ class AscendBatchJobs(AscendV1):
         """Return the tokens that a request is expected to compute in a step."""
         return min(request.prompt - computed, self.max_num_batched_tokens) if computed < request.prompt else 1
 
-    def make_budget(self, view: View, tokens: int, free: int) -> Budget:
-        return JobBudget(self, view, tokens, free)
-
-    def candidates(self, view: View, admitted: Sequence[Chunk], left: Budget) -> Iterator[Request]:
-        assert isinstance(left, JobBudget)
-        left.open()
-        while left.jobs:
-            tokens = left.available_tokens(admitted)
-            if tokens <= 0:  # the engine takes the queue for empty
-                return
-            left.head = request = left.head or left.choose(tokens)
-            yield request
+    def make_pass(self, view: View, tokens: int, free: int) -> Pass:
+        return JobPass(self, view, tokens, free)
 
     def decide(self, view: View) -> Plan:
         plan = self.schedule(view, self.max_num_batched_tokens)

@@ -28,9 +28,10 @@ from servesim.core import (
 from servesim.core.limits import is_number
 from servesim.core.native import mypyc_attr
 from servesim.policies.vllm_common import prefilling_is_last, requests_in
-from servesim.policies.vllm_v1.policy import VLLMV1, Budget
+from servesim.policies.vllm_v1.policy import VLLMV1
 from servesim.policies.vllm_v1.rules import VLLMRules
 from servesim.policies.vllm_v1.settings import version_number
+from servesim.policies.vllm_v1.step_pass import Pass
 
 from .rules import AscendRules, BalanceRules
 
@@ -54,24 +55,12 @@ class AscendV1(VLLMV1):
     version: str = "0.25.1"  # version of vLLM under the plug-in
     async_scheduling: bool = False  # decide a step while the last one runs
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.async_scheduling and not self.can_overlap:
-            raise ValueError(
-                "async_scheduling: expected False, its rules with this scheduler are not modelled, got True"
-            )
-        if self.pipeline_parallel_size > 1:
-            raise ValueError(
-                f"pipeline_parallel_size: expected 1 with this scheduler, got {self.pipeline_parallel_size}"
-            )
-
-    def require_drafts(self) -> None:
-        tokens = self.num_speculative_tokens
-        if tokens:
-            raise ValueError(
-                "num_speculative_tokens: expected 0, its rules are modelled with vllm-v1, not with this scheduler, "
-                f"got {tokens}"
-            )
+    def _require_known(self) -> None:
+        overlaps = self.async_scheduling and self.can_overlap
+        for name, off in (("async_scheduling", overlaps), ("pipeline_parallel_size", 1), ("num_speculative_tokens", 0)):
+            value = getattr(self, name)
+            if value != off:
+                raise ValueError(f"{name}: expected {off}, its rules with this scheduler are not modelled, got {value}")
 
     @property
     def can_overlap(self) -> bool:
@@ -158,7 +147,7 @@ class AscendDynamicBatch(AscendV1):
             budget = table.budget(tokens, count) or budget
         unfinished = [request for request in view.prefilling if request.cached < request.prompt]
         in_order = prefilling_is_last(view.running, unfinished)
-        plan = self.schedule(view, budget) if in_order else self._schedule_in_order(view, budget)
+        plan = self.schedule(view, budget) if in_order else self._decodes_first(view, budget)
         if budget > self.max_num_batched_tokens:
             self._check(view, plan)
         plan = with_state(plan, table)
@@ -167,11 +156,10 @@ class AscendDynamicBatch(AscendV1):
             plan.hold = NO_HOLD  # the budget depends on the contexts, which grow
         return plan
 
-    def _schedule_in_order(self, view: View, budget: int) -> Plan:
+    def _decodes_first(self, view: View, budget: int) -> Plan:
         """Schedule decodes before unfinished prompts, and keep this order of the running queue."""
         running = sorted(view.running, key=lambda request: request.cached < request.prompt)
-        left = self.make_budget(view, budget, view.pool.free)
-        plan = self.schedule_one_by_one(view, running, self.max_chunk(len(running) + len(view.waiting)), left)
+        plan = self.schedule_in_order(view, running, budget)
         gone = {preemption.request for preemption in plan.preempt}
         admitted = [chunk.request for chunk in plan.chunks if chunk.request.status == "waiting"]
         plan.reorder = Reorder(running=[request for request in running if request not in gone] + admitted)
@@ -185,25 +173,23 @@ class AscendDynamicBatch(AscendV1):
             raise Stuck(why, requests_in(view), view.now)
 
 
-class TimeBudget(Budget):
-    """The budget of a step that also has a time: prompts end when the time is over, decodes cost none."""
+class TimePass(Pass):
+    """One decision whose step also has a time: prompts end when the time is over, decodes cost none."""
 
-    __slots__ = ("multiple", "policy", "target", "time")
-
-    def __init__(self, policy: AscendProfilingChunk, tokens: int, free: int, multiple: int) -> None:
-        super().__init__(tokens, free)
-        self.policy = policy
-        self.multiple = multiple  # chunks are rounded up to it
+    def __init__(self, policy: AscendProfilingChunk, view: View, tokens: int, free: int) -> None:
+        super().__init__(policy, view, tokens, free)
+        self.times = policy
+        self.multiple = max(view.pool.block_size, MULTIPLE)  # chunks are rounded up to it
         self.target = self.time = policy.target
 
     @property
-    def is_spent(self) -> bool:
-        return self.tokens <= 0 or self.time <= 0
+    def room(self) -> int:
+        return self.tokens if self.time > 0 else 0
 
     def limit(self, request: Request, computed: int, tokens: int) -> int:
         if computed >= request.prompt or not tokens:
             return tokens
-        chunk = self.policy.chunk_for(self.time, computed)
+        chunk = self.times.chunk_for(self.time, computed)
         if chunk is None:
             return tokens if self.time == self.target else -1
         return min(tokens, -(-chunk // self.multiple) * self.multiple)
@@ -211,7 +197,7 @@ class TimeBudget(Budget):
     def spend(self, request: Request, computed: int, tokens: int) -> None:
         self.tokens -= tokens
         if computed < request.prompt:
-            self.time -= self.policy.time_of(computed + tokens) - self.policy.time_of(computed)
+            self.time -= self.times.time_of(computed + tokens) - self.times.time_of(computed)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -228,8 +214,8 @@ class AscendProfilingChunk(AscendV1):
     def scheduler(self) -> str:
         return "ProfilingChunkScheduler of vllm-ascend 0.25.1rc1"
 
-    def make_budget(self, view: View, tokens: int, free: int) -> Budget:
-        return TimeBudget(self, tokens, free, max(view.pool.block_size, MULTIPLE))
+    def make_pass(self, view: View, tokens: int, free: int) -> Pass:
+        return TimePass(self, view, tokens, free)
 
     def time_of(self, tokens: int) -> float:
         """Return the fitted time of a prompt, without the constant part."""
@@ -254,9 +240,7 @@ class AscendProfilingChunk(AscendV1):
         if prefilling_is_last(view.running, view.prefilling):
             return self.schedule(view, self.max_num_batched_tokens)
         # A decode behind a prompt does not run if the prompt takes all the time.
-        left = self.make_budget(view, self.max_num_batched_tokens, view.pool.free)
-        max_chunk = self.max_chunk(len(view.running) + len(view.waiting))
-        return self.schedule_one_by_one(view, view.running, max_chunk, left)
+        return self.schedule_in_order(view, view.running, self.max_num_batched_tokens)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -282,6 +266,14 @@ class AscendRecompute(AscendV1):
         )
 
 
+class BalancePass(Pass):
+    """One decision, which admits no request if a rank is full."""
+
+    def admit(self, chunks: list[Chunk]) -> bool:
+        ranks: Sequence[int] = self.view.engine or ()
+        return max(ranks, default=0) < self.policy.max_num_seqs and super().admit(chunks)
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class AscendBalance(AscendV1):
@@ -294,8 +286,5 @@ class AscendBalance(AscendV1):
     def rules(self) -> VLLMRules:
         return BalanceRules(*self.rule_arguments())
 
-    def admit(self, view: View, running: Sequence[Chunk], chunks: list[Chunk], max_chunk: int, left: Budget) -> bool:
-        ranks: Sequence[int] = view.engine or ()
-        if max(ranks, default=0) >= self.max_num_seqs:
-            return False
-        return super().admit(view, running, chunks, max_chunk, left)
+    def make_pass(self, view: View, tokens: int, free: int) -> Pass:
+        return BalancePass(self, view, tokens, free)

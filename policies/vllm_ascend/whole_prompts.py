@@ -28,9 +28,8 @@ from servesim.core import (
 )
 from servesim.core.native import mypyc_attr
 from servesim.policies.vllm_common import priority_key
-from servesim.policies.vllm_v1.policy import Budget
 from servesim.policies.vllm_v1.rules import VLLMRules
-from servesim.policies.vllm_v1.speculation import DECODE_ONCE
+from servesim.policies.vllm_v1.step_pass import DECODE_ONCE, Pass
 
 from .rules import AFTER_STEP, MindSporeRules
 from .v1 import AscendV1, with_state
@@ -46,6 +45,13 @@ class Prefills(NamedTuple):
     ignored: Sequence[Rejection]
     skipped: Sequence[Request]
     may_grow: bool  # a prompt that must wait may soon find more cached blocks
+
+
+class DecodePass(Pass):
+    """A step of decodes, which admits no request."""
+
+    def admit(self, chunks: list[Chunk]) -> bool:
+        return False
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -114,9 +120,8 @@ class PrefillFirst(AscendV1):
                     cache.admit(request, prefix, size)
         return Prefills(chunks, ignored, skipped, may_grow)
 
-    def admit(self, view: View, running: Sequence[Chunk], chunks: list[Chunk], max_chunk: int, left: Budget) -> bool:
-        """Admit with chunked prefill only: otherwise a step with decodes admits no request."""
-        return self.enable_chunked_prefill and super().admit(view, running, chunks, max_chunk, left)
+    def make_pass(self, view: View, tokens: int, free: int) -> Pass:
+        return Pass(self, view, tokens, free) if self.enable_chunked_prefill else DecodePass(self, view, tokens, free)
 
     def decode(self, view: View, may_grow: bool) -> Plan:
         """Return a step of decodes."""
@@ -128,8 +133,7 @@ class PrefillFirst(AscendV1):
 
     def decode_one_by_one(self, view: View, order: Iterable[Request]) -> Plan:
         """Return a step in which some requests do not run, or are preempted."""
-        left = self.make_budget(view, self.max_num_batched_tokens, view.pool.free)
-        return self.schedule_one_by_one(view, order, 1, left)
+        return self.schedule_in_order(view, order, self.max_num_batched_tokens)
 
 
 def with_ignored(plan: Plan, ignored: Sequence[Rejection]) -> Plan:

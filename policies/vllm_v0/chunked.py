@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Optional
+from typing import Literal, NamedTuple, Optional
 
 from servesim.core import (
     FOREVER,
@@ -24,8 +24,8 @@ from servesim.core import (
 from servesim.core.native import mypyc_attr
 from servesim.policies.vllm_common import budget_refusals, prefilling_is_last
 
-from .common import BlockPlan, DelayGate, DelayState, SwapInResult, VLLMv0
-from .policy import DECODE_PAST_FINISH_KEEP_ONE_FREE
+from .common import BlockPlan, SwapInResult, VLLMv0
+from .policy import DECODE_PAST_FINISH_KEEP_ONE_FREE, PrefillResult
 from .rules import VLLMv0Rules
 
 
@@ -38,14 +38,6 @@ class RunningResult(NamedTuple):
     seats: int  # sequences of the decodes and chunks
     tokens: int  # tokens left in the budget
     block_plan: BlockPlan
-
-
-class PrefillResult(NamedTuple):
-    """The waiting requests that a step admits or ignores (rejects)."""
-
-    chunks: list[Chunk]
-    ignored: list[Rejection]
-    gate: Optional[DelayGate]
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -95,16 +87,13 @@ class VLLMChunked(VLLMv0):
             self.has_sequence_groups,
         )
 
-    def initial_state(self) -> Any:
-        return DelayState() if self._delays else None
-
     @property
-    def _delays(self) -> bool:
+    def delays(self) -> bool:
         # From 0.5.4 on, vLLM tests the delay while its running queue is empty, so there is no delay.
         return self.delay_factor > 0 and self.delay_scope == "queue"
 
     def decide(self, view: View) -> Plan:
-        if not (view.waiting or view.swapped or view.prefilling or self._delays or view.has_groups):
+        if not (view.waiting or view.swapped or view.prefilling or self.delays or view.has_groups):
             if view.pool.free > view.decode_block_need and view.decoding <= self.max_num_batched_tokens:
                 return DECODE_PAST_FINISH_KEEP_ONE_FREE if view.decoding else IDLE_PLAN
         elif not (view.waiting or view.running or view.swapped):
@@ -165,7 +154,7 @@ class VLLMChunked(VLLMv0):
     ) -> PrefillResult:
         """Admit from the head of waiting. The first chunk allocates the blocks of the whole prompt."""
         pool, watermark_blocks = view.pool, self.watermark_blocks(view.pool)
-        gate = DelayGate(self.delay_factor, self.delay_scope, view, view.state) if self._delays else None
+        gate = self.delay_gate(view)
         chunks: list[Chunk] = []
         ignored: list[Rejection] = []
         for request in view.waiting if tokens or self.examine_at_full_budget else ():
@@ -190,25 +179,25 @@ class VLLMChunked(VLLMv0):
             chunks.append(Chunk(request, size, blocks))
             if partial is not None:
                 partial.record_admission(length)
-        return PrefillResult(chunks, ignored, gate)
+        if gate is None:
+            return PrefillResult(chunks, ignored)
+        return PrefillResult(chunks, ignored, gate.state_after_prefill() if chunks else gate.state, gate.wake_at)
 
     def _make_plan(self, view: View, running: RunningResult, swaps: SwapInResult, prompts: PrefillResult) -> Plan:
         """Order the batch: new, running and swapped-in prompts, then running and swapped-in decodes."""
-        preempt, swapped_in, gate = running.block_plan.preempt, swaps.swapped_in, prompts.gate
-        chunks = prompts.chunks + running.chunks if prompts.chunks else running.chunks
+        preempt, swapped_in = running.block_plan.preempt, swaps.swapped_in
+        chunks = [*prompts.chunks, *running.chunks]
         if swapped_in:
             chunks = [*chunks, *(Chunk(request, request.pending) for request in swapped_in if not request.prompt_done)]
         failed = swaps.infeasible
         if not self.answer_failed_swaps:
             failed = [rejection._replace(outcome="unanswered") for rejection in failed]
         reject = [*prompts.ignored, *failed]
-        state = None if gate is None else gate.state_after_prefill() if prompts.chunks else gate.state
-        wake_at = None if gate is None else gate.wake_at
         if not (preempt or swapped_in or running.unscheduled or running.decodes is not None) and self._stays_sorted(
             view, prompts.chunks
         ):
-            hold = Hold(0 if chunks or reject else FOREVER, keep_free=1, until=wake_at)
-            return Plan(reject=reject, chunks=chunks, decode=view.decoding > 0, hold=hold, state=state)
+            hold = Hold(0 if chunks or reject else FOREVER, keep_free=1, until=prompts.wake_at)
+            return Plan(reject=reject, chunks=chunks, decode=view.decoding > 0, hold=hold, state=prompts.state)
         decodes = [r for r in view.running if r.decodes] if running.decodes is None else running.decodes
         order = self._running_order(running, decodes, swapped_in, [chunk.request for chunk in prompts.chunks])
         batch = [*chunks, *(Chunk(r, r.sequences) for r in (*decodes, *(r for r in swapped_in if r.prompt_done)))]
@@ -218,8 +207,8 @@ class VLLMChunked(VLLMv0):
             reject=reject,
             chunks=batch,
             reorder=Reorder(running=order),
-            hold=Hold(0, until=wake_at),
-            state=state,
+            hold=Hold(0, until=prompts.wake_at),
+            state=prompts.state,
         )
 
     def _stays_sorted(self, view: View, admitted: Sequence[Chunk]) -> bool:

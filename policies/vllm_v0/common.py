@@ -126,12 +126,17 @@ class VLLMv0(Policy):
     def max_output(self, prompt: int, pool: BlockPool, max_model_len: Optional[int]) -> int:
         return super().max_output(prompt, pool, max_model_len) + 1
 
+    @property
+    def delays(self) -> bool:
+        """Whether prompts may wait for a multiple of the last prefill's latency."""
+        return self.delay_factor > 0
+
     def initial_state(self) -> Any:
-        return DelayState() if self.delay_factor > 0 else None
+        return DelayState() if self.delays else None
 
     def delay_gate(self, view: View) -> Optional[DelayGate]:
-        """Return the delay gate, or None without a delay factor."""
-        return DelayGate(self.delay_factor, self.delay_scope, view, view.state) if self.delay_factor > 0 else None
+        """Return the delay gate, or None without a delay."""
+        return DelayGate(self.delay_factor, self.delay_scope, view, view.state) if self.delays else None
 
     def watermark_blocks(self, pool: BlockPool) -> int:
         """Return the number of blocks that an admission or a swap-in must leave free."""

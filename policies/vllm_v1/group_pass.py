@@ -8,11 +8,11 @@ from servesim.core import CachedPrefix, Chunk, Plan, Request, View
 
 from .group_cache import LEAVE, SLIDE, TAKE, Change, GroupCache
 from .settings import VLLMSettings
-from .speculation import Pass
+from .speculation import DraftPass
 from .window_rules import Hit
 
 
-class GroupPass(Pass):
+class GroupPass(DraftPass):
     """One decision, which lists the changes of the cache in their order."""
 
     def __init__(self, policy: VLLMSettings, view: View, cache: GroupCache) -> None:
@@ -66,6 +66,6 @@ class GroupPass(Pass):
             need += max(0, most - hit.blocks) * len(kind.groups)
         return need
 
-    def admit(self, chunk: Chunk, prefix: CachedPrefix, taken: int) -> None:
+    def enter(self, chunk: Chunk, prefix: CachedPrefix, taken: int) -> None:
         known = prefix.tokens + chunk.tokens - chunk.drafts
         self.change(Change(TAKE, chunk.request, known, chunk.blocks, self.hit))

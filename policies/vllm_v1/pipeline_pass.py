@@ -6,13 +6,15 @@ in every P-th decision at most (P stages), so that its token is there when its b
 
 from __future__ import annotations
 
-from servesim.core import Plan, Request, View
+from collections.abc import Iterable, Sequence
+
+from servesim.core import Chunk, Plan, Request, View
 
 from .settings import VLLMSettings
-from .speculation import Pass
+from .speculation import NO_PROMPTS, DraftPass
 
 
-class PipelinePass(Pass):
+class PipelinePass(DraftPass):
     """One decision. The state of the policy: the requests that got a token in each of the last P - 1 decisions.
 
     None: no request did.
@@ -20,7 +22,7 @@ class PipelinePass(Pass):
 
     def __init__(self, policy: VLLMSettings, view: View) -> None:
         super().__init__(policy, view, one_by_one=True)
-        self.returning = view.engine or self.returning
+        self.returning = view.engine or NO_PROMPTS  # preempted requests that a step in flight still computes
         self.recent: tuple[frozenset[Request], ...] = view.state or ()
 
     def running_tokens(self, request: Request) -> int:
@@ -29,6 +31,9 @@ class PipelinePass(Pass):
         if any(request in sampled for sampled in self.recent):
             return 0
         return super().running_tokens(request)
+
+    def candidates(self, chunks: Sequence[Chunk]) -> Iterable[Request]:
+        return (request for request in self.view.waiting if request not in self.returning)
 
     def run(self) -> Plan:
         plan = super().run()

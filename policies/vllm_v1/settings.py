@@ -65,35 +65,21 @@ class VLLMSettings(Policy):
         super().__post_init__()
         require_effect(self, self.policy == "fcfs" or self.order == "priority", "order: priority", "aging")
         self._require_version()
-        self.require_drafts()
-        self._require_stages()
+        self._require_known()
 
-    def require_drafts(self) -> None:
-        """Raise a ValueError if speculative decoding is not known with these fields."""
-        tokens = self.num_speculative_tokens
-        if not tokens:
-            return
-        if tokens > MAX_DRAFTS:
-            raise ValueError(f"num_speculative_tokens: expected at most {MAX_DRAFTS}, got {tokens}")
-        if version_number(self.version) < NEWEST:
-            raise ValueError(
-                f"num_speculative_tokens: expected 0 with version {self.version}: its rules are known for 0.32.0 only, "
-                f"got {tokens}"
-            )
-        if self.async_scheduling and self.speculative_method == "ngram":
+    def _require_known(self) -> None:
+        """Raise a ValueError if speculative decoding or pipeline parallelism is not known with these fields."""
+        for name, off, most in (("num_speculative_tokens", 0, MAX_DRAFTS), ("pipeline_parallel_size", 1, MAX_STAGES)):
+            value = getattr(self, name)
+            if value > most:
+                raise ValueError(f"{name}: expected at most {most}, got {value}")
+            if value != off and version_number(self.version) < NEWEST:
+                why = f"with version {self.version}: its rules are known for 0.32.0 only"
+                raise ValueError(f"{name}: expected {off} {why}, got {value}")
+        if self.num_speculative_tokens and self.async_scheduling and self.speculative_method == "ngram":
             raise ValueError("async_scheduling: expected False with speculative_method ngram, as in vLLM, got True")
-
-    def _require_stages(self) -> None:
-        """Raise a ValueError if pipeline parallelism is not known with these fields."""
-        stages = self.pipeline_parallel_size
-        if stages > MAX_STAGES:
-            raise ValueError(f"pipeline_parallel_size: expected at most {MAX_STAGES}, got {stages}")
-        if stages > 1 and version_number(self.version) < NEWEST:
-            raise ValueError(
-                f"pipeline_parallel_size: expected 1 with version {self.version}: its rules are known for 0.32.0 only, "
-                f"got {stages}"
-            )
-        if stages > 1 and self.num_speculative_tokens:
+        if self.num_speculative_tokens and self.pipeline_parallel_size > 1:
+            stages = self.pipeline_parallel_size
             raise ValueError(f"pipeline_parallel_size: expected 1 with speculative decoding, got {stages}")
 
     def _require_version(self) -> None:

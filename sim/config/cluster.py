@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Optional, Union
+from typing import Annotated, Any, Literal, Optional, Union
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 from servesim.core import BadInput
 from servesim.core.fields import check_fields
 from servesim.core.limits import MAX_NUMBER, MAX_RANKS, MAX_SECONDS
 from servesim.engine.changes import Changes, Fault, Scaling
-from servesim.files.checked import ByteSize, Int, Keys, Number
+from servesim.files.checked import ByteSize, Duration, Int, Keys, Number, reject_bool, to_whole
 from servesim.files.read import did_you_mean, quote
 from servesim.routers import ROUTERS, Router
 
@@ -17,13 +17,15 @@ from .layers import Tree
 from .registry import build, class_from_file, convert_fields, is_class
 from .user_code import load_file, names_file
 
+Replicas = Annotated[int, Field(gt=0, le=MAX_RANKS), BeforeValidator(to_whole)]
+Amount = Annotated[float, Field(ge=0, le=MAX_NUMBER), BeforeValidator(reject_bool)]
 MIN_INTERVAL, MAX_START_UP = 0.1, 86_400.0  # seconds: more decisions than this would take long to simulate
 
 
 class Transfer(Keys):
     """How KV comes from a prefill pool to a decode pool. The defaults were measured with Mooncake and 8 x CX7 RoCE."""
 
-    latency: Number = Field(0.00038, ge=0, le=MAX_SECONDS, description="seconds of a copy beside its bytes")
+    latency: Duration = Field(0.00038, description="seconds of a copy beside its bytes")
     bandwidth: ByteSize = Field(146_000_000_000, description="bytes per second between two replicas, such as 25GB")
     token_bytes: Optional[ByteSize] = Field(None, description="bytes of the KV of a token (default: of the model)")
     link: Literal["none", "shared", "per_pair"] = Field(
@@ -46,13 +48,11 @@ class Pool(Keys):
     """Replicas that are equal. What a pool does not set is that of the scenario."""
 
     name: str = Field(description="name of the pool in results")
-    replicas: Int = Field(1, gt=0, le=MAX_RANKS, description="number of replicas")
+    replicas: Replicas = Field(1, description="number of replicas")
     profile: Optional[Union[str, Tree]] = Field(None, description="step costs of these replicas")
     policy: Optional[Union[str, Tree]] = Field(None, description="policy, or fields of it, of these replicas")
     engine: Tree = Field({}, description="keys of the engine section that differ")
-    price_per_hour: Optional[Number] = Field(
-        None, ge=0, le=MAX_NUMBER, description="price of one of its devices (default: cluster's)"
-    )
+    price_per_hour: Optional[Amount] = Field(None, description="price of one of its devices (default: cluster's)")
     role: Literal["both", "prefill", "decode"] = Field("both", description="what these replicas compute")
 
     @property
@@ -65,25 +65,21 @@ class Pool(Keys):
 class FaultConfig(Keys):
     """What happens to a replica at a time."""
 
-    at: Number = Field(ge=0, le=MAX_SECONDS, description="time in seconds")
+    at: Duration = Field(description="time in seconds")
     replica: Int = Field(ge=0, lt=MAX_RANKS, description="number of the replica, from 0, in the order of the pools")
     kind: Literal["crash", "restart", "slow"] = Field(
         "crash", description="crash: loses its requests; restart: finishes them first; slow: longer steps"
     )
-    recover: Optional[Number] = Field(
-        None, ge=0, le=MAX_SECONDS, description="seconds until it is as before (default: never)"
-    )
+    recover: Optional[Duration] = Field(None, description="seconds until it is as before (default: never)")
     factor: Number = Field(2.0, gt=0, le=MAX_NUMBER, description="step times of a slow replica / usual ones")
 
 
 class AutoscaleConfig(Keys):
     """A rule that adds a replica if many requests wait, and removes one if none waits."""
 
-    min: Int = Field(1, gt=0, le=MAX_RANKS, description="fewest replicas, with which the run starts")
-    max: Int = Field(gt=0, le=MAX_RANKS, description="most replicas")
-    target_queue: Number = Field(
-        4.0, ge=0, le=MAX_NUMBER, description="waiting requests per replica above which one is added"
-    )
+    min: Replicas = Field(1, description="fewest replicas, with which the run starts")
+    max: Replicas = Field(description="most replicas")
+    target_queue: Amount = Field(4.0, description="waiting requests per replica above which one is added")
     interval: Number = Field(10.0, ge=MIN_INTERVAL, le=MAX_SECONDS, description="seconds between two decisions")
     start_up: Number = Field(60.0, ge=0, le=MAX_START_UP, description="seconds until a new replica serves")
 
@@ -97,23 +93,19 @@ class AutoscaleConfig(Keys):
 class Cluster(Keys):
     """Replicas of the server behind a router."""
 
-    replicas: Optional[Int] = Field(None, gt=0, le=MAX_RANKS, description="number of equal replicas (default: 1)")
+    replicas: Optional[Replicas] = Field(None, description="number of equal replicas (default: 1)")
     pools: list[Pool] = Field([], description="pools of replicas that differ, instead of `replicas`")
     router: Tree = Field({"name": "round-robin"}, description="name of the router, or name and fields")
     decode_router: Tree = Field({"name": "round-robin"}, description="router of the decode pools, if there are some")
     transfer: Transfer = Field(Transfer(), description="copies of KV from prefill to decode pools")
-    staleness: Optional[Number] = Field(
-        None, ge=0, le=MAX_SECONDS, description="seconds between two reports of replicas (default: as the real router)"
+    staleness: Optional[Duration] = Field(
+        None, description="seconds between two reports of replicas (default: as the real router)"
     )
-    price_per_hour: Optional[Number] = Field(
-        None, ge=0, le=MAX_NUMBER, description="price of one device, in any currency"
-    )
+    price_per_hour: Optional[Amount] = Field(None, description="price of one device, in any currency")
 
     faults: list[FaultConfig] = Field([], description="crashes, restarts and slow replicas")
     retry: bool = Field(True, description="requests of a crashed replica without a token are sent again, not lost")
-    detect: Number = Field(
-        0.0, ge=0, le=MAX_SECONDS, description="seconds until the router notices that a replica is gone or back"
-    )
+    detect: Duration = Field(0.0, description="seconds until the router notices that a replica is gone or back")
     autoscale: Optional[AutoscaleConfig] = Field(None, description="adds and removes replicas, instead of `replicas`")
 
     @field_validator("router", "decode_router", mode="before")

@@ -18,12 +18,11 @@ from servesim.costs.kv_memory import (
     MemoryBudget,
     ModelMemory,
     device_memory,
-    memory_of_name,
     memory_of_profile,
 )
-from servesim.costs.model_arithmetic import BYTES_PER_VALUE, MODELS, model_of
+from servesim.costs.model_arithmetic import MODELS, model_of
 from servesim.costs.public_models import find_device
-from servesim.files.checked import ByteSize, Int, Keys, expected_error, format_bytes
+from servesim.files.checked import ByteSize, Keys, PositiveInt, expected_error, format_bytes
 from servesim.files.read import quote
 
 Dtype = Literal["float64", "float32", "float16", "bfloat16", "float8", "int8"]
@@ -32,25 +31,23 @@ Dtype = Literal["float64", "float32", "float16", "bfloat16", "float8", "int8"]
 class ModelSizes(Keys):
     """The dimensions of a model, as in its config.json of Hugging Face."""
 
-    layers: Int = Field(gt=0, le=MAX_INT, description="num_hidden_layers")
-    hidden: Int = Field(gt=0, le=MAX_INT, description="hidden_size")
-    heads: Int = Field(gt=0, le=MAX_INT, description="num_attention_heads")
-    kv_heads: Optional[Int] = Field(None, gt=0, le=MAX_INT, description="num_key_value_heads (default: heads)")
-    head_size: Optional[Int] = Field(None, gt=0, le=MAX_INT, description="head_dim (default: hidden / heads)")
-    intermediate: Int = Field(gt=0, le=MAX_INT, description="intermediate_size")
-    vocab: Int = Field(gt=0, le=MAX_INT, description="vocab_size")
+    layers: PositiveInt = Field(description="num_hidden_layers")
+    hidden: PositiveInt = Field(description="hidden_size")
+    heads: PositiveInt = Field(description="num_attention_heads")
+    kv_heads: Optional[PositiveInt] = Field(None, description="num_key_value_heads (default: heads)")
+    head_size: Optional[PositiveInt] = Field(None, description="head_dim (default: hidden / heads)")
+    intermediate: PositiveInt = Field(description="intermediate_size")
+    vocab: PositiveInt = Field(description="vocab_size")
     dtype: Dtype = Field("bfloat16", description="data type of the weights and of the KV cache")
     kv_dtype: Optional[Dtype] = Field(None, description="data type of the KV cache, if it is another one")
     weights: Optional[ByteSize] = Field(None, description="bytes of the weights (default: from the dimensions)")
 
     def memory(self) -> ModelMemory:
         """Return the bytes of the weights, and of the KV cache of one token."""
-        head = self.head_size or self.hidden // self.heads
-        kv_values = 2 * self.layers * (self.kv_heads or self.heads) * head
-        attention = 2 * self.hidden * head * (self.heads + (self.kv_heads or self.heads))
-        values = self.layers * (attention + 3 * self.hidden * self.intermediate) + 2 * self.vocab * self.hidden
-        weights = self.weights or int(values * BYTES_PER_VALUE[self.dtype])
-        return ModelMemory("the model", weights, max(1, int(kv_values * BYTES_PER_VALUE[self.kv_dtype or self.dtype])))
+        sizes = {**self.model_dump(), "name": "the model", "head": self.head_size}
+        memory = memory_of_profile({"model": sizes, "dtype": self.dtype, "kv_dtype": self.kv_dtype})
+        assert memory is not None, "the data types are those of a Literal"
+        return memory._replace(weights=self.weights or memory.weights, per_token=max(1, memory.per_token))
 
 
 def parse_model(model: Any, inner: ValidatorFunctionWrapHandler) -> Any:
@@ -94,22 +91,23 @@ def memory_budget(engine: Any, profile: Any) -> MemoryBudget:
     )  # fmt: skip
 
 
-def model_memory(model: Union[str, ModelSizes, None], profile: Any) -> ModelMemory:
-    """Return the memory of a model, by default of the one that the profile was measured with."""
+def known_memory(model: Union[str, ModelSizes, None], profile: Any) -> Optional[ModelMemory]:
+    """Return the memory of a model, by default of the one that the profile was measured with; None: not known."""
     if isinstance(model, ModelSizes):
         return model.memory()
-    sizes = "its sizes: {layers, hidden, heads, kv_heads, intermediate, vocab}"
-    if model is None:
-        memory = memory_of_profile(about_profile(profile))
-        if memory is None:
-            raise BadInput(
-                f"engine.model: expected a model for device_memory or host_cache, the profile names none; or {sizes}"
-            )
+    return memory_of_profile(about_profile(profile) if model is None else {"model": model})
+
+
+def model_memory(model: Union[str, ModelSizes, None], profile: Any) -> ModelMemory:
+    """Return the memory of a model that must be known."""
+    memory, sizes = known_memory(model, profile), "its sizes: {layers, hidden, heads, kv_heads, intermediate, vocab}"
+    if memory is not None:
         return memory
-    memory = memory_of_name(model)
-    if memory is None:
+    if model is not None:
         raise BadInput(f"engine.model: expected one of {', '.join(MODELS)}, or {sizes}, got {quote(model)}")
-    return memory
+    raise BadInput(
+        f"engine.model: expected a model for device_memory or host_cache, the profile names none; or {sizes}"
+    )
 
 
 def kv_bytes(model: Union[str, ModelSizes, None], profile: Any) -> int:
@@ -177,9 +175,6 @@ def blocks_of_device(
 def groups_of_model(engine: Any, profile: Any) -> Optional[list[Optional[int]]]:
     """Return the KV cache groups of the model, None if all its layers have full attention or it is not known."""
     memory = None
-    with suppress(BadInput):  # an unknown model or profile is reported where it is needed
-        if isinstance(engine.model, str):
-            memory = memory_of_name(engine.model)
-        elif engine.model is None:
-            memory = memory_of_profile(about_profile(profile))
+    with suppress(BadInput):  # an unknown profile is reported where it is needed
+        memory = known_memory(engine.model, profile)
     return None if memory is None or memory.groups == (None,) else list(memory.groups)

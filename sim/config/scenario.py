@@ -15,14 +15,14 @@ from pydantic import (
 )
 from servesim.core import BadInput, Policy
 from servesim.core.fields import policy_fields
-from servesim.core.limits import MAX_BLOCK_SIZE, MAX_INT, MAX_RANKS, MAX_RATE, MAX_SECONDS, MAX_SEED, MIN_RATE
+from servesim.core.limits import MAX_BLOCK_SIZE, MAX_INT, MAX_RATE, MAX_SECONDS, MAX_SEED, MIN_RATE
 from servesim.costs.named_profile import is_named
 from servesim.engine.rules import rules_of
-from servesim.files.checked import ByteSize, Int, Keys, Number, validate
+from servesim.files.checked import ByteSize, Duration, Int, Keys, Number, PositiveInt, reject_bool, validate
 from servesim.files.read import did_you_mean
 from servesim.policies import POLICIES
 
-from .cluster import Cluster, Pool
+from .cluster import Cluster, Pool, Replicas
 from .layers import Tree, as_section, merge
 from .memory import DeviceMemory, ModelKey, about_profile, blocks_of, groups_of_model, host_copy_times
 from .registry import ENGINE
@@ -30,6 +30,7 @@ from .speculative import Speculative, policy_that_drafts, require_known_groups
 from .stages import STAGES, require_known_stages, with_stages
 from .user_code import code_access, names_file
 
+Milliseconds = Annotated[float, Field(gt=0, le=1e3 * MAX_SECONDS), BeforeValidator(reject_bool)]
 CLIENT_DELAY_S = 3e-4  # measured: 0.06 ms with one, 0.28 ms with eight open streams; the rest is the front end
 
 
@@ -38,36 +39,36 @@ class FrontEnd(Keys):
 
     lag: Int = Field(1, ge=1, le=MAX_INT, description="model calls until the scheduler sees a new request; 1 = no lag")
     end_lag: bool = Field(False, description="clients see the end of a stream one model call later")
-    seconds: Optional[Number] = Field(
-        None, ge=0, le=MAX_SECONDS, description="minimum seconds from sending to the scheduler (default: the profile's)"
+    seconds: Optional[Duration] = Field(
+        None, description="minimum seconds from sending to the scheduler (default: the profile's)"
     )
-    per_request: Optional[Number] = Field(
-        None, ge=0, le=MAX_SECONDS, description="seconds per request, one after the other (default: the profile's)"
+    per_request: Optional[Duration] = Field(
+        None, description="seconds per request, one after the other (default: the profile's)"
     )
-    per_token: Optional[Number] = Field(
-        None, ge=0, le=MAX_SECONDS, description="seconds per prompt token, in addition (default: the profile's)"
+    per_token: Optional[Duration] = Field(
+        None, description="seconds per prompt token, in addition (default: the profile's)"
     )
 
 
 class ColdStart(Keys):
     """Extra seconds of the first model calls."""
 
-    prefill: Number = Field(0.0, ge=0, le=MAX_SECONDS, description="extra seconds of the first prefill")
-    decode: Number = Field(0.0, ge=0, le=MAX_SECONDS, description="extra seconds of the first decode")
+    prefill: Duration = Field(0.0, description="extra seconds of the first prefill")
+    decode: Duration = Field(0.0, description="extra seconds of the first decode")
 
 
 class HostCache(Keys):
     """Host memory for blocks that leave the prefix cache on the device."""
 
-    blocks: Int = Field(gt=0, le=MAX_INT, description="KV blocks in host memory")
+    blocks: PositiveInt = Field(description="KV blocks in host memory")
     bandwidth: ByteSize = Field(description="bytes per second that are copied to the device, e.g. 25GB")
-    latency: Number = Field(0.0, ge=0, le=MAX_SECONDS, description="seconds that a step with copies takes in addition")
+    latency: Duration = Field(0.0, description="seconds that a step with copies takes in addition")
 
 
 class EngineConfig(Keys):
     """The engine: KV blocks, limits, padding and front end."""
 
-    num_blocks: Int = Field(1024, gt=0, le=MAX_INT, description="KV blocks on the device")
+    num_blocks: PositiveInt = Field(1024, description="KV blocks on the device")
     device_memory: Optional[DeviceMemory] = Field(
         None, description="memory of the device, its name or a size such as 80GB: computes num_blocks, as vLLM does"
     )
@@ -91,14 +92,12 @@ class EngineConfig(Keys):
     host_cache: Optional[HostCache] = Field(
         None, description="host memory for evicted blocks of the prefix cache (default: none)"
     )
-    max_model_len: Optional[Int] = Field(None, gt=0, le=MAX_INT, description="maximum tokens of prompt + output")
-    max_generate_length: Optional[Int] = Field(
-        None, gt=0, le=MAX_INT, description="paged llm-serving stops a request at this many tokens, without an error"
+    max_model_len: Optional[PositiveInt] = Field(None, description="maximum tokens of prompt + output")
+    max_generate_length: Optional[PositiveInt] = Field(
+        None, description="paged llm-serving stops a request at this many tokens, without an error"
     )
-    data_parallel_size: Int = Field(
+    data_parallel_size: Replicas = Field(
         1,
-        gt=0,
-        le=MAX_RANKS,
         description="ranks in lock step, each with these blocks; sessions, and requests without one, take them in turn",
     )
     prefill_buckets: list[Int] = Field(
@@ -111,16 +110,11 @@ class EngineConfig(Keys):
         "auto", description="reject requests that can never fit: always, never, or as the policy's engine does (auto)"
     )
     front_end: FrontEnd = Field(FrontEnd(), description="front-end lag")
-    empty_step: Optional[Number] = Field(
-        None,
-        ge=0,
-        le=MAX_SECONDS,
-        description="seconds of a step that runs no model (default: 0.001 for vllm-v1 and mindie, else 0)",
+    empty_step: Optional[Duration] = Field(
+        None, description="seconds of a step that runs no model (default: 0.001 for vllm-v1 and mindie, else 0)"
     )
-    client_delay: Number = Field(
+    client_delay: Duration = Field(
         CLIENT_DELAY_S,
-        ge=0,
-        le=MAX_SECONDS,
         description="seconds that a client needs after an answer before it sends the request that follows",
     )
     client_timeout: Optional[Number] = Field(
@@ -162,15 +156,9 @@ class EngineConfig(Keys):
 class Slo(Keys):
     """SLO: latency bounds of a good response, in milliseconds."""
 
-    ttft: Optional[Number] = Field(
-        None, gt=0, le=1e3 * MAX_SECONDS, description="maximum time to first token, milliseconds"
-    )
-    tpot: Optional[Number] = Field(
-        None, gt=0, le=1e3 * MAX_SECONDS, description="maximum mean time per further token, milliseconds"
-    )
-    e2el: Optional[Number] = Field(
-        None, gt=0, le=1e3 * MAX_SECONDS, description="maximum time to the last token, milliseconds"
-    )
+    ttft: Optional[Milliseconds] = Field(None, description="maximum time to first token, milliseconds")
+    tpot: Optional[Milliseconds] = Field(None, description="maximum mean time per further token, milliseconds")
+    e2el: Optional[Milliseconds] = Field(None, description="maximum time to the last token, milliseconds")
 
     def seconds(self) -> dict[str, float]:
         """Return the bounds that are set, in seconds."""
@@ -182,7 +170,7 @@ class TraceFile(Keys):
 
     path: str = Field(description="trace file")
     format: Optional[str] = Field(None, description="trace format (default: detected from the content)")
-    limit: Optional[Int] = Field(None, gt=0, le=MAX_INT, description="use only the first N requests")
+    limit: Optional[PositiveInt] = Field(None, description="use only the first N requests")
     columns: Optional[dict[str, str]] = Field(None, description="column names of fields, e.g. {prompt: tokens_in}")
     unit: Optional[Literal["s", "ms", "us", "ns"]] = Field(
         None, description="unit of the times (default: the format's own)"
@@ -192,8 +180,8 @@ class TraceFile(Keys):
     rate: Optional[Number] = Field(
         None, ge=MIN_RATE, le=MAX_RATE, description="scale the arrival times to this mean rate, requests per second"
     )
-    repeat: Int = Field(
-        1, gt=0, le=MAX_INT, description="number of copies of the trace, one after the other; prompts of copies differ"
+    repeat: PositiveInt = Field(
+        1, description="number of copies of the trace, one after the other; prompts of copies differ"
     )
     tokenizer: Optional[str] = Field(None, description="tokenizer.model or .json, for formats that hold text")
     conversations: bool = Field(False, description="the prompts of a session contain its earlier turns and answers")
@@ -233,8 +221,7 @@ class Scenario(Keys):
     speculative: Optional[Speculative] = Field(None, description="speculative decoding (default: none)")
     cluster: Optional[Cluster] = Field(None, description="replicas and their router (default: one server)")
     server_config: Optional[str] = Field(
-        None,
-        description="MindIE's config.json or llm-serving's YAML: policy and engine of the real server",
+        None, description="MindIE's config.json or llm-serving's YAML: policy and engine of the real server"
     )
     proof: Optional[str] = Field(None, description="stored result of `sim policies prove`, which reports show")
     seed: Int = Field(0, ge=0, le=MAX_SEED, description="random seed of the run")

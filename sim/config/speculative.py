@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, Optional, Union
 
 from pydantic import BeforeValidator, Field, model_validator
 from servesim.core import BadInput, Policy
-from servesim.core.limits import MAX_DRAFTS, MAX_INT, MAX_SECONDS, is_number
-from servesim.files.checked import Int, Keys, Number, error_at, expected_error
+from servesim.core.limits import MAX_DRAFTS, MAX_INT, is_number
+from servesim.files.checked import Duration, Int, Keys, Number, error_at, expected_error
 
 from .registry import SPECULATIVE, fields_of, make_policy, policy_class
 
@@ -38,8 +38,8 @@ class Speculative(Keys):
     )  # fmt: skip
     modules: Int = Field(1, ge=1, le=MAX_INT, description="modules of mtp")
     proposals: Number = Field(1.0, ge=0, le=1, description="fraction of the steps in which ngram finds drafts")
-    drafting: Optional[Number] = Field(
-        None, ge=0, le=MAX_SECONDS, description="seconds per step that drafting takes (default: the profile's)"
+    drafting: Optional[Duration] = Field(
+        None, description="seconds per step that drafting takes (default: the profile's)"
     )
     model: Optional[str] = Field(None, description="name of the draft model, for its drafting time")
 

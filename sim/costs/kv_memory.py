@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
-from .model_arithmetic import BYTES_PER_VALUE, MODELS, Model, model_of
+from .model_arithmetic import BYTES_PER_VALUE, Model, model_of
 from .public_devices import device_of
 
 UTILISATION = 0.9  # vLLM's default of gpu_memory_utilization; 0.92 in its newest versions
@@ -101,11 +101,6 @@ def memory_of_profile(about: Mapping[str, Any]) -> Optional[ModelMemory]:
         return None
     degree, stages = (int(about.get(key) or 1) for key in ("tensor_parallel", "pipeline_parallel"))
     return memory_of(model, str(about.get("dtype") or model.dtype), kv_dtype, degree, stages)
-
-
-def memory_of_name(name: str) -> Optional[ModelMemory]:
-    """Return the memory of a model with a known name."""
-    return memory_of(MODELS[name]) if name in MODELS else None
 
 
 def device_memory(about: Mapping[str, Any]) -> Optional[int]:

@@ -16,8 +16,7 @@ from typing import Annotated, Any, Literal, Optional
 
 from pydantic import BeforeValidator, Field
 from servesim.core import BadInput
-from servesim.core.limits import MAX_SECONDS
-from servesim.files.checked import Int, Keys, Number, validate
+from servesim.files.checked import Duration, Int, Keys, validate
 
 from .derivation import LAUNCH, Setting, derive_profile, setting_of
 from .model_arithmetic import Model, model_of
@@ -49,8 +48,8 @@ class NamedProfile(Keys):
         None, ge=1, le=MAX_DEGREE, description="stages of the model, each on as many devices"
     )
     precision: Optional[Precision] = Field(None, description="precision of the weights, such as bf16 or fp8")
-    front_end: Optional[Number] = Field(
-        None, ge=0, le=MAX_SECONDS, description="seconds of a request outside of the steps: HTTP, tokeniser"
+    front_end: Optional[Duration] = Field(
+        None, description="seconds of a request outside of the steps: HTTP, tokeniser"
     )
     eager: bool = Field(False, description="server without CUDA graphs: the host launches every kernel")
     measured: Optional[str] = Field(None, description="measured profile from which the times are derived")

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Hashable
 from typing import Any
 
-from servesim.core import FOREVER, Request
+from servesim.core import FOREVER, ClientRequest
 
 
 class Text:
@@ -19,7 +19,7 @@ class Text:
 
     __slots__ = ("ends", "names")
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: ClientRequest) -> None:
         content = request.content
         if content is None:
             self.names: list[Hashable] = [object(), object()]  # texts of its own

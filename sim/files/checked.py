@@ -114,6 +114,17 @@ class Limits:
         return value
 
 
+@dataclass(frozen=True)
+class WholeUpTo:
+    """Whole numbers from 1 to the largest one that a key accepts; 1e4 is one."""
+
+    maximum: int
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        limits, text = Field(strict=True, ge=1, le=self.maximum), f"a whole number from 1 to {self.maximum}"
+        return handler.generate_schema(Annotated[int, limits, BeforeValidator(to_int), expects(text)])
+
+
 class NotNull:
     """Removes `null` from an Optional: the key may be missing, but it may not be null."""
 
@@ -132,17 +143,12 @@ Seconds = Annotated[AnyAtLeast0, Limits(0, MAX_SECONDS)]
 RequestRate = Annotated[AnyPositive, Limits(MIN_RATE, MAX_RATE)]
 RequestRate0 = Annotated[AnyAtLeast0, Limits(0, MAX_RATE)]
 Numbers = Annotated[list[AtLeast0], Field(min_length=1), expects("a list of numbers of at least 0")]
-Whole = Annotated[
-    int, Field(strict=True, ge=1, le=MAX_INT), BeforeValidator(to_int), expects(f"a whole number from 1 to {MAX_INT}")
-]
-Length = Annotated[
-    int,
-    Field(strict=True, ge=1, le=MAX_TOKENS),
-    BeforeValidator(to_int),
-    expects(f"a whole number from 1 to {MAX_TOKENS}"),
-]
+Whole = Annotated[int, WholeUpTo(MAX_INT)]
+Length = Annotated[int, WholeUpTo(MAX_TOKENS)]
 Int = Annotated[int, BeforeValidator(to_whole)]
 Number = Annotated[float, BeforeValidator(reject_bool)]
+PositiveInt = Annotated[int, Field(gt=0, le=MAX_INT), BeforeValidator(to_whole)]
+Duration = Annotated[float, Field(ge=0, le=MAX_SECONDS), BeforeValidator(reject_bool)]  # in seconds
 Text = Annotated[str, Field(strict=True, min_length=1), expects("a text")]
 Flag = Annotated[bool, Field(strict=True), expects("true or false")]
 

@@ -10,7 +10,7 @@ from servesim.config.layers import merge
 from servesim.config.memory import ModelSizes, memory_budget
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput
-from servesim.costs.kv_memory import MemoryBudget, memory_of_name
+from servesim.costs.kv_memory import MemoryBudget, memory_of_profile
 from servesim.files.checked import to_bytes
 
 GIB = 2**30
@@ -23,7 +23,7 @@ def scenario(**engine: Any) -> Scenario:
 
 
 def test_llama2_7b_has_half_a_megabyte_of_cache_per_token_and_13_5_gigabytes_of_weights() -> None:
-    memory = memory_of_name("llama2-7b")
+    memory = memory_of_profile({"model": "llama2-7b"})
     assert memory.per_token == 2 * 32 * 4096 * 2
     assert memory.weights == pytest.approx(2 * 6.738e9, rel=1e-3)
 
@@ -39,7 +39,7 @@ def test_sizes_of_a_model_with_fewer_kv_heads() -> None:
 @pytest.mark.parametrize(
     ("device", "model", "printed_gib"),
     [
-        (79.15, memory_of_name("llama2-7b"), 7351 * 16 * 0.5 / 1024),  # vLLM, pull request 2031: 7351 blocks
+        (79.15, memory_of_profile({"model": "llama2-7b"}), 7351 * 16 * 0.5 / 1024),  # 7351 blocks, pull request 2031
         (79.22, ModelSizes(**LLAMA3_8B).memory(), 53.29),  # vLLM, pull request 10511
     ],
 )

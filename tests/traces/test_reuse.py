@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from servesim.core import Request
 from servesim.core.content import content_of_ids, content_of_pieces
-from servesim.traces.prefix_tree import PrefixTree
 from servesim.traces.read.formats import load
-from servesim.traces.reuse import add_requests, cached_blocks, prefix_reuse, seen_blocks, stack_distances
+from servesim.traces.reuse import PrefixTree, cached_blocks, prefix_reuse, seen_blocks, stack_distances
 from servesim.traces.trace import Trace
 
 Block = tuple[Any, ...]  # all tokens of a request up to the end of the block: equal only if the whole beginning is
@@ -75,7 +74,7 @@ def test_hit_rates_are_those_of_a_cache_that_evicts_the_least_recently_used_bloc
         assert reuse is None
         return
     tree = PrefixTree(size)
-    add_requests(tree, requests)
+    tree.add_all(requests)
     distances, counts = stack_distances(tree, requests)
     for capacity in (1, 2, 3, 5, 8, 13, 21, 10**6):
         assert cached_blocks(distances, counts, capacity) * size == hits_of_cache(requests, size, capacity)

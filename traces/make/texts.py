@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Annotated, Optional
 
 import numpy as np
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from servesim.core.content import Content
-from servesim.files.checked import AnyAtLeast0, Finite, Keys, Limits, Seconds, expects, to_int
+from servesim.files.checked import AnyAtLeast0, Finite, Keys, Limits, Seconds, WholeUpTo, expects
 from servesim.traces.contents import Name, first_turn, next_turn
 from servesim.traces.trace import Columns, stream
 
@@ -22,19 +22,13 @@ from .arrivals import Pauses, draw_pauses
 from .lengths import Distribution
 
 MAX_PREFIXES = 10**6
-PrefixCount = Annotated[
-    int,
-    Field(strict=True, ge=1, le=MAX_PREFIXES),
-    BeforeValidator(to_int),
-    expects(f"a whole number from 1 to {MAX_PREFIXES}"),
-]
 Share = Annotated[Finite, Field(ge=0, le=1), expects("a number from 0 to 1")]
 
 
 class Prefixes(Keys):
     """Texts at the beginning of prompts, as system prompts or examples. They are added to the prompt lengths."""
 
-    count: PrefixCount = Field(description="number of different prefixes")
+    count: Annotated[int, WholeUpTo(MAX_PREFIXES)] = Field(description="number of different prefixes")
     tokens: Distribution = Field(description="length of each prefix: a distribution, a number, or [low, high]")
     zipf: Annotated[AnyAtLeast0, Limits(0, 100)] = Field(
         0.0, description="exponent of Zipf's law, no unit: the use of the k-th prefix is proportional to k**-zipf"

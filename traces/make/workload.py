@@ -39,10 +39,10 @@ from servesim.files.checked import (
     PositiveSeconds,
     Text,
     Whole,
+    WholeUpTo,
     expects,
     first_error,
     invalid_error,
-    to_int,
 )
 
 from .arrivals import Arrivals, Closed, ContestRate, Gaps, SendOverhead, StageList, Stages
@@ -61,12 +61,7 @@ Priority = Annotated[
     BeforeValidator(level),
     expects("whole numbers for priorities"),
 ]
-Count = Annotated[
-    int,
-    Field(strict=True, ge=1, le=MAX_REQUESTS),
-    BeforeValidator(to_int),
-    expects(f"a whole number from 1 to {MAX_REQUESTS}"),
-]
+Count = Annotated[int, WholeUpTo(MAX_REQUESTS)]
 
 
 def check_fractions(fractions: dict[int, float]) -> dict[int, float]:

@@ -72,23 +72,19 @@ def known_seconds(row: Row, *keys: str) -> float:
     return row.seconds(next((key for key in keys if row.has(key)), keys[0]), 1.0)
 
 
-READERS: Mapping[str, Callable[[Source, Optional[int]], Results]] = {
-    "sglang-bench": read_sglang, "vllm-bench": read_vllm, "guidellm-results": read_guidellm,
-    "aiperf-results": read_aiperf,
-}  # fmt: skip
+RESULTS: Mapping[str, tuple[set[str], Callable[[Source, Optional[int]], Results]]] = {  # keys of the file, reader
+    "sglang-bench": ({"request_rate", "mean_e2e_latency_ms"}, read_sglang),
+    "vllm-bench": ({"input_lens", "output_lens", "ttfts"}, read_vllm),
+    "guidellm-results": ({"benchmarks"}, read_guidellm),
+    "aiperf-results": ({"metadata", "metrics"}, read_aiperf),
+}
 
 
 def results_format(source: Source) -> Optional[str]:
     """Return which load generator wrote a file; None: another format."""
     if source.kind != "json":
         return None
-    if source.header >= {"request_rate", "mean_e2e_latency_ms"}:
-        return "sglang-bench"
-    if source.header >= {"input_lens", "output_lens", "ttfts"}:
-        return "vllm-bench"
-    if "benchmarks" in source.header:
-        return "guidellm-results"
-    return "aiperf-results" if source.header >= {"metadata", "metrics"} else None
+    return next((name for name, (keys, _) in RESULTS.items() if source.header >= keys), None)
 
 
 def read_results(source: Source, benchmark: Optional[int] = None) -> Results:
@@ -99,7 +95,7 @@ def read_results(source: Source, benchmark: Optional[int] = None) -> Results:
             f"{source.name}: expected a result file of `vllm bench serve --save-detailed`, sglang.bench_serving, "
             "guidellm or aiperf (profile_export.jsonl)"
         )
-    results = READERS[format](source, benchmark)
+    results = RESULTS[format][1](source, benchmark)
     requests = sorted(results.requests, key=lambda request: request.arrival)
     start = requests[0].arrival if requests else 0.0
     # Turns of a conversation may share an id, and a request may have none.
@@ -152,7 +148,7 @@ def read_result(source: Source) -> Columns:
 
 
 def _lengths(row: Row) -> tuple[int, int]:
-    return BOS + row.text_tokens("input"), row.text_tokens("resp_text")
+    return BOS + row.text_piece("input")[1], row.text_piece("resp_text")[1]
 
 
 def read_log(source: Source) -> Columns:

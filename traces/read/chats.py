@@ -28,7 +28,7 @@ def sharegpt(source: Source) -> Columns:
             continue
         question, answer = row.rows("conversations")[:2]
         text = question.text_piece("value")
-        requests.append(ParsedRequest(row, text[1], answer.text_tokens("value"), content=content_of_pieces([text])))
+        requests.append(ParsedRequest(row, text[1], answer.text_piece("value")[1], content=content_of_pieces([text])))
     return to_columns(source, requests, text=True)
 
 
@@ -177,7 +177,7 @@ def dynamo(source: Source) -> Columns:
         prompt = request.tokens("input_tokens") if replay is None else replay.tokens("input_length")
         prefix = () if replay is None else replay.ids("input_sequence_hashes")
         if replay is not None and replay.has("trace_block_size"):
-            blocks.add(replay.tokens("trace_block_size"))
+            blocks.add(replay.tokens("trace_block_size", minimum=1))
         output = request.tokens("output_tokens") if request.has("output_tokens") else None
         context = event.row("agent_context") if event.has("agent_context") else None
         session = None if context is None else context.name("session_id")

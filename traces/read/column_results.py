@@ -14,7 +14,7 @@ from servesim.files.read import quote
 from servesim.traces.trace import stream
 
 from .nested import Row, read_rows
-from .source import MAX_TIMESTAMP, Source
+from .source import Source, Table
 
 KEYS = ("input_lens", "output_lens", "ttfts", "itls")
 NO_RATE = ("inf", "Infinity", math.inf)  # requests are sent at once, or as `max_concurrency` lets them
@@ -220,9 +220,4 @@ def list_of(row: Row, key: str, option: str = "") -> list[Any]:
 def numbers(row: Row, key: str) -> list[float]:
     """Return a list of times of at least 0."""
     values = list_of(row, key)
-    for value in values:
-        if type(value) not in (int, float) or not 0 <= value <= MAX_TIMESTAMP:
-            raise BadInput(
-                f"{row.source.name}: row {row.number}: {key}: expected times of at least 0, got {quote(value)}"
-            )
-    return [float(value) for value in values]
+    return Table(row.source.name, {key: values}, [row.number] * len(values), typed=True).seconds(key)

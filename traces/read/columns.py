@@ -19,11 +19,6 @@ from .source import Convert, Source, Table
 
 Names = Union[str, Sequence[str]]  # one column name, or alternatives: the first one present is used
 
-FIELDS = (
-    "arrival", "prompt", "output", "id", "limit", "generated", "priority", "session", "hash_ids",
-    "content", "answer", "follows", "think_time", "fails_at_token", "acceptance", *SAMPLING_COLUMNS,
-)  # fmt: skip
-
 SERVESIM_FIELDS: Mapping[str, Names] = {
     "arrival": ("arrival_s", "arrival"),
     "prompt": ("prompt_tokens", "prompt"),
@@ -42,6 +37,7 @@ SERVESIM_FIELDS: Mapping[str, Names] = {
     "acceptance": "acceptance",
     **{name: name for name in SAMPLING_COLUMNS},
 }
+FIELDS = tuple(SERVESIM_FIELDS)
 
 
 def find_columns(source: Source, fields: Mapping[str, Names]) -> dict[str, str]:
@@ -162,11 +158,7 @@ def servesim_columns(source: Source) -> Columns:
 
 
 def _positive_tokens(table: Table, column: str) -> list[int]:
-    values = table.tokens(column)
-    for i, value in enumerate(values):
-        if value < 1:
-            raise table.error(i, column, "a whole number of tokens, at least 1")
-    return values
+    return table.tokens(column, minimum=1)
 
 
 def _rates(table: Table, column: str) -> list[float]:

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, Optional
 
 from servesim.core import BadInput
 from servesim.core.content import Content
-from servesim.core.limits import MAX_INT
+from servesim.files.checked import Missing
 from servesim.files.read import quote
 from servesim.traces.contents import ID_SIZES, Name, Pieces
 from servesim.traces.trace import Columns
 
-from .source import MAX_TIMESTAMP, Source, parse_float, parse_int, to_seconds
+from .source import Source, Table
 from .tokens import ESTIMATE_NOTE, estimate
 
 NO_LENGTH = "no output length"
@@ -33,9 +33,15 @@ class Row:
 
     def error(self, key: str, expected: str) -> BadInput:
         """Return the error for one value."""
-        got = quote(self.values[key]) if key in self.values else "nothing"
-        path = f"{self.where}.{key}" if self.where else key
-        return BadInput(f"{self.source.name}: row {self.number}: {path}: expected {expected}, got {got}")
+        return self._cell(key).error(0, self._path(key), expected)
+
+    def _path(self, key: str) -> str:
+        return f"{self.where}.{key}" if self.where else key
+
+    def _cell(self, key: str) -> Table:
+        """Return one value as a table of one row, which checks it."""
+        value = self.values.get(key, Missing())
+        return Table(self.source.name, {self._path(key): [value]}, [self.number], typed=True)
 
     def has(self, key: str) -> bool:
         """Return whether the key has a value other than null."""
@@ -43,7 +49,7 @@ class Row:
 
     def row(self, key: str) -> Row:
         """Return an object inside this one."""
-        return Row(self.source, self.number, self.values.get(key), f"{self.where}.{key}" if self.where else key)
+        return Row(self.source, self.number, self.values.get(key), self._path(key))
 
     def rows(self, key: str) -> list[Row]:
         """Return the objects of a list inside this one."""
@@ -52,47 +58,21 @@ class Row:
             raise self.error(key, "a list of objects")
         return [Row(self.source, self.number, value, f"{key}[{i}]") for i, value in enumerate(values)]
 
-    def tokens(self, key: str) -> int:
+    def tokens(self, key: str, minimum: int = 0) -> int:
         """Return a length in tokens."""
-        try:
-            tokens = parse_int(self.values.get(key), typed=True)
-        except ValueError:
-            tokens = -1
-        if not 0 <= tokens <= MAX_INT:
-            raise self.error(key, f"a whole number of tokens, 0 to {MAX_INT}")
-        return tokens
+        return self._cell(key).tokens(self._path(key), minimum)[0]
 
     def seconds(self, key: str, unit: float) -> float:
         """Return a time in seconds; the file counts in units of `unit` seconds."""
-        try:
-            value = parse_float(self.values.get(key), typed=True)
-        except (ValueError, OverflowError):
-            value = -1.0
-        if not 0 <= value * unit <= MAX_TIMESTAMP:
-            raise self.error(key, "a time of 0 or more")
-        return to_seconds([value], unit)[0]
+        return self._cell(key).seconds(self._path(key), unit)[0]
 
     def name(self, key: str) -> Optional[str]:
         """Return a name or a whole number as text, or None if there is none."""
-        value = self.values.get(key)
-        if value is None:
-            return None
-        if type(value) not in (str, int):
-            raise self.error(key, "a name")
-        return str(value)
+        return self._cell(key).text(self._path(key))[0] if self.has(key) else None
 
     def ids(self, key: str) -> Sequence[int]:
         """Return hash ids, or () if there are none."""
-        value = self.values.get(key)
-        if value is None:
-            return ()
-        if type(value) is not list or not set(map(type, value)) <= {int}:
-            raise self.error(key, "a list of hash ids, whole numbers")
-        return tuple(value)
-
-    def text_tokens(self, key: str) -> int:
-        """Return the token count of a text, or of all texts in a list."""
-        return self.text_piece(key)[1]
+        return self._cell(key).id_lists(self._path(key))[0] if self.has(key) else ()
 
     def text_piece(self, key: str) -> tuple[Name, int]:
         """Return a text, or all texts in a list, as a piece of a prompt: equal texts have equal names."""

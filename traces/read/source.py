@@ -47,9 +47,9 @@ class Table:
         got = quote(self.columns[column][index])
         return BadInput(f"{self.name}: row {self.numbers[index]}: {column}: expected {expected}, got {got}")
 
-    def tokens(self, column: str) -> list[int]:
+    def tokens(self, column: str, minimum: int = 0) -> list[int]:
         """Return a column of lengths in tokens."""
-        return self._convert(column, parse_int, int, "a whole number of tokens", 0, MAX_INT)
+        return self._convert(column, parse_int, int, "a whole number of tokens", minimum, MAX_INT)
 
     def integers(self, column: str, minimum: int = -(2**63), maximum: int = 2**63) -> list[int]:
         """Return a column of whole numbers."""

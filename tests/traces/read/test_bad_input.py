@@ -68,6 +68,8 @@ BROKEN: Any = {
     "a chat without turns": b'[{"conversations": 5}]',
     "a turn without text": b'[{"conversations": [{"from": "human"}, {"value": "x"}]}]',
     "a body of text": b'{"timestamp": 0, "body": "hi"}\n',
+    "a block of no tokens": b'{"event": {"event_type": "request_end", "request": {"request_received_ms": 7, "replay": '
+    b'{"input_length": 8, "input_sequence_hashes": [1], "trace_block_size": 0}}}}\n',
     "a log of nothing": b"2024-07-21 10:52:52,358 - test_llama.log - INFO - Start\n",
     "a log with a broken answer": b"2024-07-21 10:52:52,358 - a - INFO - {'input': 'x\n",
 }
