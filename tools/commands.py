@@ -18,7 +18,7 @@ HEAD = """\
 # Commands
 
 This page is for users of the command line. It answers: which commands and options does `sim` have?
-`--help` of a command prints the texts in full, with defaults and examples.
+`--help` of a command prints the texts in full, with defaults and examples. Options behind "in" are explained on that page.
 `-o` names the file or folder that a command writes.
 
 | exit code | meaning |
@@ -113,7 +113,7 @@ def section(name: str, about: str, inner: argparse.ArgumentParser, shared: Mappi
     elsewhere = [option for option in own if re.search(rf"{option}(?![\w-])", text)]
     known = [line for option, line in own.items() if option not in elsewhere]
     if elsewhere:
-        known.append(f"- [{page.removesuffix('.md')}]({page}) explains {', '.join(f'`{one}`' for one in elsewhere)}")
+        known.append(f"- in [{page.removesuffix('.md')}]({page}): {', '.join(f'`{one}`' for one in elsewhere)}")
     about = sentence(first_sentence(inner.description or about))
     needed = [
         f"`{action.option_strings[-1]}`" for action in inner._actions if action.option_strings and action.required
