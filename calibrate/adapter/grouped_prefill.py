@@ -55,8 +55,11 @@ def install_repair(worker: Any = None, model: Any = None) -> None:
     if mode == "1":
         return
     if worker is None:
-        if not mode:
-            check_known()
+        if not mode and (unknown := unknown_functions()):
+            raise BadInput(
+                f"adapter: prefill_batch above 1: unknown code: {', '.join(unknown)}; set prefill_batch to 1, or "
+                f"{VARIABLE}=repair to repair this code all the same, or {VARIABLE}=1 if its agent needs no repair"
+            )
         worker, model = import_classes()
     for kind, names in ((worker, ("_predict", "_get_valid_length")), (model, ("call", "_assemble_pa_full_inputs"))):
         missing = [name for name in names if not hasattr(kind, name)]
@@ -66,16 +69,6 @@ def install_repair(worker: Any = None, model: Any = None) -> None:
     repair_calls(model)
     model._assemble_pa_full_inputs = prefill_blocks
     print("servesim repairs prefills of several prompts: lengths, block tables, tokens", file=sys.stderr, flush=True)
-
-
-def check_known() -> None:
-    """Refuse a server or an agent whose code was not checked."""
-    unknown = unknown_functions()
-    if unknown:
-        raise BadInput(
-            f"adapter: prefill_batch above 1: unknown code: {', '.join(unknown)}; set prefill_batch to 1, or "
-            f"{VARIABLE}=repair to repair this code all the same, or {VARIABLE}=1 if its agent needs no repair"
-        )
 
 
 def import_classes() -> tuple[Any, Any]:

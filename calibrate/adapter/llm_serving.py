@@ -23,7 +23,7 @@ from servesim.engine.queues import FifoQueue, SortedQueue
 from servesim.engine.rules import rules_of
 
 from .grouped_prefill import install_repair
-from .policy_state import POLICY_VARIABLE, PolicyState, policy_from
+from .policy_state import POLICY_VARIABLE, PolicyState, fields_from, make_policy
 
 LIVE_STATUSES = ("RUNNING", "INPUT_OUTOFRANGE")  # of occupied slots
 
@@ -34,7 +34,8 @@ class Adapter(PolicyState):
     def __init__(self, policy: Policy, clock: Callable[[], float] = time.perf_counter) -> None:
         if rules_of(policy).running_order != "slot" or getattr(policy, "strategy", "paged") != "paged":
             raise BadInput("adapter: expected a policy of the llm-serving family (with slots and KV blocks)")
-        super().__init__(policy, clock)
+        super().__init__(policy)
+        self.clock = clock
         self.swapped: deque[Any] = deque()  # preempted entries that wait in a separate queue
         self.prompts: list[int] = []  # slots that the next call prefills
 
@@ -175,7 +176,7 @@ def install(
     With several prompts per prefill, also repair the classes Worker and DisModel.
     """
     if policy is None:
-        policy = policy_from(os.environ.get(POLICY_VARIABLE, "{}"))
+        policy = make_policy(*fields_from(os.environ.get(POLICY_VARIABLE, "{}"), "llm-serving"))
     if schedule is None:
         schedule, master = import_server()
     check(policy, schedule)

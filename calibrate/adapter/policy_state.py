@@ -6,8 +6,7 @@ A server's own request is an entry here. A request of servesim belongs to each e
 from __future__ import annotations
 
 import json
-import time
-from typing import Any, Callable
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from servesim.core import BadInput, Plan, Policy, Request, View
@@ -21,9 +20,8 @@ POLICY_VARIABLE = "SERVESIM_POLICY"  # environment: {"name": ..., fields...}
 class PolicyState:
     """A policy and its state between two steps of the server."""
 
-    def __init__(self, policy: Policy, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.clock = clock
         self.state: Any = policy.initial_state()
         self._promoted: list[Request] = []  # requests moved to the front after `max_wait`, in this order
         self._requests: WeakKeyDictionary[Any, Request] = WeakKeyDictionary()
@@ -82,11 +80,6 @@ def fields_from(text: str, default: str) -> tuple[type[Policy], dict[str, Any]]:
     if name not in POLICIES:
         raise BadInput(f"{POLICY_VARIABLE}: no policy {name!r}; known: {', '.join(POLICIES)}")
     return POLICIES[name], fields
-
-
-def policy_from(text: str, default: str = "llm-serving") -> Policy:
-    """Parse a policy from {"name": ..., fields...}."""
-    return make_policy(*fields_from(text, default))
 
 
 def make_policy(kind: type[Policy], fields: dict[str, Any]) -> Policy:

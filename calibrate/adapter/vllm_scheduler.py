@@ -162,7 +162,7 @@ class PolicyDecisions(Base):  # type: ignore[misc]
             policy = policy_for(self, os.environ.get(POLICY_VARIABLE, "{}"))
         except BadInput as error:
             raise refusal(error) from None
-        self.policy_state = VllmState(policy, self.clock)
+        self.policy_state = VllmState(policy)
         self.waiting, self.preempted = new_queue(), new_queue()  # the policy sorts
         # From now on these are decisions of the policy.
         self.max_num_active_reqs, self.scheduler_reserve_full_isl = self.max_num_running_reqs, False

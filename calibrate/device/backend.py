@@ -50,6 +50,7 @@ class OutOfMemory(DeviceFailed):
     """A step did not fit into device memory. The backend stays usable."""
 
 
+ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)  # usual padded rows of a decode step
 STEP_FAILURES = (RuntimeError, MemoryError, ValueError)  # of one step of a probe; OutOfMemory is a RuntimeError
 
 

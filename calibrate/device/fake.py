@@ -154,14 +154,14 @@ class FakeBackend(Backend):
 
 def read_terms(terms: Any) -> dict[str, SamplingTerm]:
     """Return the option `sampling_terms` after checking it."""
-    expected = "sampling_terms: expected seconds per variant, e.g. {host: {step: 0.0002, row: 0.00001}}"
-    if not isinstance(terms, Mapping) or not terms:
-        raise BadInput(f"{expected}, got {terms!r}")
-    for term in terms.values():
-        if not isinstance(term, Mapping) or set(term) != {"step", "row"}:
-            raise BadInput(f"{expected}, got {term!r}")
-        if not all(is_number(value, 0, MAX_COST) for value in term.values()):
-            raise BadInput(f"{expected}, got {dict(term)!r}")
+
+    def is_term(term: Any) -> bool:
+        keys = isinstance(term, Mapping) and set(term) == {"step", "row"}
+        return keys and all(is_number(value, 0, MAX_COST) for value in term.values())
+
+    if not isinstance(terms, Mapping) or not terms or not all(map(is_term, terms.values())):
+        expected = "seconds per variant, e.g. {host: {step: 0.0002, row: 0.00001}}"
+        raise BadInput(f"sampling_terms: expected {expected}, got {terms!r}")
     return {str(name): SamplingTerm(float(term["step"]), float(term["row"])) for name, term in terms.items()}
 
 

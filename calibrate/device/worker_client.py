@@ -28,6 +28,7 @@ START_TIMEOUT_S = 300.0  # to import a framework on a cold disk
 LOAD_TIMEOUT_S = 1800.0  # to build a 7B model and compile it
 CALL_TIMEOUT_S = 120.0
 CLOSE_TIMEOUT_S = 5.0
+SAME_ERRORS = {"BadInput": BadInput, "OutOfMemory": OutOfMemory, "PolicyError": PolicyError}  # here as in the worker
 STDERR_BYTES = 4000  # read from the end of stderr when a worker died
 
 
@@ -141,12 +142,8 @@ class Worker:
     def _to_exception(self, name: str, error: dict[str, str]) -> Exception:
         """Convert an error reply into an exception."""
         kind, message = error["kind"], error["message"]
-        if kind == "BadInput":
-            return BadInput(message)
-        if kind == "OutOfMemory":
-            return OutOfMemory(message)
-        if kind == "PolicyError":
-            return PolicyError(message)
+        if kind in SAME_ERRORS:
+            return SAME_ERRORS[kind](message)
         return WorkerFailed(f"{self.name} worker: {name} failed, {kind}: {message}", error["traceback"])
 
     def load(
@@ -158,15 +155,10 @@ class Worker:
         weights: Optional[str] = None,
     ) -> None:
         """Load the model in the worker; a name is one of backend.MODELS."""
-        self.call(
-            "load",
-            LOAD_TIMEOUT_S,
-            model=model if isinstance(model, str) else asdict(model),
-            blocks=blocks,
-            block_size=block_size,
-            host_blocks=host_blocks,
-            weights=None if weights is None else os.path.abspath(weights),
-        )
+        known = model if isinstance(model, str) else asdict(model)
+        path = None if weights is None else os.path.abspath(weights)
+        cache = {"blocks": blocks, "block_size": block_size, "host_blocks": host_blocks}
+        self.call("load", LOAD_TIMEOUT_S, model=known, weights=path, **cache)
 
     def describe(self) -> dict[str, Any]:
         """Return the description of the backend."""

@@ -53,8 +53,8 @@ class LoadResult:
     sent_requests: Sequence[SentRequest] = field(default_factory=list)
 
     @property
-    def key(self) -> tuple[str, int]:
-        return self.point.name, self.round
+    def name(self) -> str:
+        return f"{self.point.name} #{self.round + 1}"
 
     @property
     def failure(self) -> Optional[str]:
@@ -87,5 +87,5 @@ def loads_of(records: Iterable[Mapping[str, Any]]) -> list[LoadResult]:
             for row in (answer.model_dump(include=set(Answer.model_fields)) for answer in line.answers)
         ]
         load = LoadResult(Point(line.kind, line.rows, line.prompt), line.round, sent)
-        loads[load.key] = load
+        loads[load.name] = load
     return list(loads.values())

@@ -129,11 +129,7 @@ class Measurements:
     @property
     def failed(self) -> dict[str, str]:
         """Return the failed loads with the reason."""
-        return {load_name(load.point, load.round): why for load in self.loads if (why := load.failure)}
-
-
-def load_name(point: Point, number: int) -> str:
-    return f"{point.name} #{number + 1}"
+        return {load.name: why for load in self.loads if (why := load.failure)}
 
 
 @dataclass
@@ -153,22 +149,23 @@ class MeasurementRun:
     def run(self, progress: Progress) -> Measurements:
         """Run the loads, round by round, within the time budget. An interrupt ends it and keeps the results."""
         start, points = time.monotonic(), self.design.points()
-        done = {load.key for load in self.measured.loads}
+        done = {load.name for load in self.measured.loads}
         self.measured.planned, self.measured.rounds = points, self.design.rounds
         progress.expect(self.measured.count, len(done))
         try:
             for number in range(self.design.rounds):
                 for point in points:
-                    if (point.name, number) in done:
+                    load = LoadResult(point, number)
+                    if load.name in done:
                         continue
                     spent = time.monotonic() - start
                     if spent + self._seconds.get(point, 0.0) > self.budget:
                         self.measured.end_reason = f"the time budget of {self.budget:g} s is spent"
                         return self.measured
                     if self._failures.get(point, 0) < 2:
-                        self._run_load(LoadResult(point, number))
+                        self._run_load(load)
                     else:
-                        self.measured.skipped.append(load_name(point, number))
+                        self.measured.skipped.append(load.name)
                     if self.measured.end_reason:
                         return self.measured
                     progress.advance(1)

@@ -128,12 +128,6 @@ class BlockTables:
         self.host_free.extend(host_table)
         return list(zip(host_table, self.tables[request]))
 
-    def take_copies(self) -> tuple[Pairs, Pairs]:
-        """Return the copies out and in to make before the next model call, and clear both lists."""
-        copies = self.copies_out, self.copies_in
-        self.copies_out, self.copies_in = [], []
-        return copies
-
     def _raise_out_of_blocks(self, count: int) -> None:
         raise BadInput(
             f"engine.num_blocks: {count} more blocks needed, {len(self.free)} of {self.total} free; set a larger "

@@ -116,12 +116,12 @@ class LiveDriver:
         rows = self.history.rows(server, step)
         call = LaunchedCall(self.clock.now(), step_shape(step, NO_PADDING, server.rules))
         self.launched.append(call)
-        if tables.copies_out or tables.copies_in:
-            copies_out, copies_in = tables.take_copies()
-            if copies_out:
-                backend.swap_out(copies_out)
-            if copies_in:
-                backend.swap_in(copies_in)
+        if tables.copies_out:
+            backend.swap_out(tables.copies_out)
+            tables.copies_out = []
+        if tables.copies_in:
+            backend.swap_in(tables.copies_in)
+            tables.copies_in = []
         if self.overlaps:
             backend.launch(rows)
             ready = self.clock.now()

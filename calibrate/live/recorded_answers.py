@@ -103,16 +103,13 @@ class AnswerRecord(TokenHistory):
             if request is not None and request in self.logits:
                 later[request] += 1
                 index = len(self.tokens[request]) - request.prompt - later[request]
-                if index % self._stride(request) == 0:
+                # The tokens whose logits are kept are spread over the answer.
+                if index % -(-min(request.output, request.limit) // self._logits_each) == 0:
                     watched.append((row, request, index))
         if watched:
             logits = self.backend.logits([row for row, _, _ in watched])
             for (_, request, index), row_logits in zip(watched, () if logits is None else logits):
                 self.logits[request][index] = row_logits
-
-    def _stride(self, request: Request) -> int:
-        """Return the distance of output tokens whose logits are kept: spread over the answer."""
-        return -(-min(request.output, request.limit) // self._logits_each)
 
     def keep(self, request: Request, tokens: array[int]) -> None:
         self.answers[request] = tokens
@@ -198,12 +195,14 @@ class LogitDifferences:
 
     def add(self, live: Any, alone: Any) -> None:
         """Compare the logits of one token."""
+        import numpy as np
+
         self.compared += 1
         difference, spread = finite(abs(live - alone).max()), float(alone.std())
         if difference is None:
             self.not_finite += 1
             return
-        first, second = top_two(alone)
+        second, first = np.partition(alone, -2)[-2:].tolist()
         self.near_ties += bool(first - second <= self.bound * spread)
         self.largest = difference if self.largest is None else max(self.largest, difference)
         relative = difference / spread if spread else 0.0
@@ -212,14 +211,6 @@ class LogitDifferences:
     def as_dict(self) -> dict[str, Any]:
         """Return the counts and the largest differences as JSON."""
         return {name: value for name, value in vars(self).items() if name != "bound"}
-
-
-def top_two(logits: Any) -> tuple[float, float]:
-    """Return the two largest logits."""
-    import numpy as np
-
-    second, first = np.partition(logits, -2)[-2:]
-    return float(first), float(second)
 
 
 def finite(value: Any) -> Optional[float]:

@@ -50,7 +50,7 @@ def replay(
     prompts = {request: make_prompt(request) for request in requests}
     observers = (notes,) if args.get("decisions", True) else ()
     clock = make_clock(args.get("pace")) if clock is None else clock
-    monitor = RunMonitor(emit, args)
+    monitor = run_monitor(emit, args)
     history = history_maker(args, backend, requests)
     with use_access(args.get("code")):  # as in the parent process
         live = LiveDriver(
@@ -175,28 +175,17 @@ def stop_asked(args: Mapping[str, Any]) -> bool:
     return args.get("stop") is not None and os.path.exists(args["stop"])
 
 
-class RunMonitor:
-    """Reports the progress of a run, and stops it when the stop file exists."""
+def run_monitor(emit: Emit, args: Mapping[str, Any]) -> Callable[[LiveDriver], bool]:
+    """Return the monitor of a run: it reports the progress, and stops the run when the stop file exists."""
+    last_time, last_written = 0.0, 0
 
-    def __init__(self, emit: Emit, args: Mapping[str, Any]) -> None:
-        self.emit = emit
-        self.args = args
-        self._last_report = (0.0, 0)  # time, tokens generated
+    def report(live: LiveDriver) -> bool:
+        nonlocal last_time, last_written
+        server, now = live.loop.server, live.clock.now()
+        rate = (server.tokens_generated - last_written) / max(now - last_time, 1e-9)
+        last_time, last_written = now, server.tokens_generated
+        counts = {name: len(getattr(server, name)) for name in ("waiting", "running", "swapped")}
+        emit({"t": now, **counts, "done": len(server.done or ()), "tokens_per_s": rate})
+        return stop_asked(args)
 
-    def __call__(self, live: LiveDriver) -> bool:
-        """Report the progress of the run; return whether to stop it."""
-        server, (last_time, last_written) = live.loop.server, self._last_report
-        now = live.clock.now()
-        self._last_report = (now, server.tokens_generated)
-        self.emit(
-            {
-                "t": now,
-                "waiting": len(server.waiting),
-                "running": len(server.running),
-                "swapped": len(server.swapped),
-                "done": len(server.done or ()),
-                "coming": len(live.loop.inbox),
-                "tokens_per_s": (server.tokens_generated - last_written) / max(now - last_time, 1e-9),
-            }
-        )
-        return stop_asked(self.args)
+    return report

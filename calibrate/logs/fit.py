@@ -36,7 +36,7 @@ DRAWS, MAX_SCORE = 24, 2.5  # stored random cost models; standard errors by whic
 SOLE_SOURCE_RATIO = 3.0  # a parameter this much more uncertain without a run is determined by that run alone
 SHOWN = 0.7  # standard error over the width of the prior: above it, the value is that of the prior
 ALIKE, SAME = 0.5, 0.9  # correlations of two parameters: a larger one absorbs the other; only their sum is known
-GRID = ("prefill_tokens", "decode_rows", "context_per_row")  # sizes of the measured range
+GRID = ("prefill_tokens", "decode_rows", "context_per_row")  # sizes of the measured range: up to the largest steps
 INTERVAL_ERRORS = 2.6  # standard errors on either side: a 99 % interval
 
 
@@ -95,16 +95,12 @@ def fit_logs(spec: Runs, progress: Progress = lambda line: None, leave_out: bool
     found = [
         front_end_finding(problem, solution, errors, k) for k, name in enumerate(problem.free) if front_end_key(name)
     ]
-    grid = fitted_range([prediction for run, prediction in runs if run.fit])
+    reached = [prediction.reached for run, prediction in runs if run.fit]
+    grid = {name: [1.0, max(size, 1.0)] for name in GRID if (size := max(sizes[name] for sizes in reached))}
     cost, cold, front_end = problem.cost(solution.x), problem.cold(solution.x), problem.front_end(solution.x)
     return LogFit(
         problem.names, solution.x, errors, cost, draws, cold, front_end, found, fitted, left_out, predicted, grid
     )
-
-
-def fitted_range(runs: Sequence[Prediction]) -> dict[str, list[float]]:
-    """Return the sizes up to which the steps of runs show the costs, as the measured range of a profile."""
-    return {name: [1.0, max(size, 1.0)] for name in GRID if (size := max(run.reached[name] for run in runs))}
 
 
 def front_end_finding(problem: Problem, solution: Solution, errors: Array, k: int) -> str:

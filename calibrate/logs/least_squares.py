@@ -30,10 +30,6 @@ NEAR_OFFSET, FAR_OFFSET = 0.03, 0.12  # standard deviations of the random points
 MAX_LOG_STEP = 1.5  # maximum change of a parameter's natural logarithm in one step
 
 
-def ignore(done: int, squares: float) -> None:
-    """Report no progress."""
-
-
 @dataclass(frozen=True)
 class Solution:
     """The best parameters, and the covariance of their logarithms."""
@@ -47,7 +43,9 @@ class Solution:
         return np.asarray(np.sqrt(np.diag(self.covariance)), float)
 
 
-def solve(problem: Problem, start: Array, rounds: int = MAX_ROUNDS, progress: Progress = ignore) -> Solution:
+def solve(
+    problem: Problem, start: Array, rounds: int = MAX_ROUNDS, progress: Progress = lambda done, squares: None
+) -> Solution:
     """Minimise the residuals of a problem and the distance from its priors."""
     centre, width = np.log(problem.start()), problem.width()
 

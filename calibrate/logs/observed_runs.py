@@ -293,18 +293,10 @@ def read_run(run: RunEntry, common: Tree, folder: Path, where: str) -> ObservedR
     set_arrivals(trace, times, run.interval)
     figures = {} if times is None else {k: v for k, v in times.figures.items() if FIGURE.fullmatch(k)}
     reported = reported_parts(run.reported or [figures] * bool(figures), scenario.workload, where)
-    return make_run(run, scenario, trace, times, reported)
-
-
-def make_run(
-    run: RunEntry, scenario: Scenario, trace: Trace, times: Optional[RequestTimes], reported: Sequence[Reported]
-) -> ObservedRun:
-    """Return a run with times relative to its first send time."""
-    start = min(request.arrival for request in trace.requests)
     index, first, end, makespan = np.empty(0, np.int64), np.empty(0), np.empty(0), run.total
     if times is not None and not times.figures:
         index = times.request_index
-        sent = trace.arrivals[index] - start
+        sent = trace.arrivals[index] - min(request.arrival for request in trace.requests)
         first, end = sent + times.ttft, sent + times.e2e
         makespan = float(end.max()) if makespan is None else makespan
     return ObservedRun(run.name, scenario, trace, makespan, index, first, end, run.cold, run.fit, reported)

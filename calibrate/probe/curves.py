@@ -81,8 +81,3 @@ def continued(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]
     (x0, y0), (x1, y1) = points[-2:]
     slope = max((y1 - y0) / (x1 - x0), typical_slope(points))
     return [*points, (2 * x1, y1 + slope * x1)]
-
-
-def curve_points(knots: Sequence[float], increments: Array) -> list[tuple[float, float]]:
-    """Return the points of a curve from its first value and its increments."""
-    return [(float(x), float(y)) for x, y in zip(knots, np.cumsum(increments), strict=True)]

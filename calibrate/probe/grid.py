@@ -9,8 +9,9 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from servesim.calibrate.device.backend import ROW_BUCKETS
+
 PREFILL_TOKENS = (1, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
-ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 CONTEXTS = (16, 128, 512, 1024, 2048)
 BUSY_ROWS = (1, 8, 32)
 LENGTH_SPREAD = 0.7  # Point.spread of typical server workloads

@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Callable, Optional
 
-from servesim.calibrate.device.backend import STEP_FAILURES, Backend, OutOfMemory, Row, shape_of_rows
+from servesim.calibrate.device.backend import ROW_BUCKETS, STEP_FAILURES, Backend, OutOfMemory, Row, shape_of_rows
 from servesim.calibrate.device.counters import DeviceSampler, counters_to_json
 from servesim.core import Shape
 
-from .grid import ROW_BUCKETS, Point, grid, lengths
+from .grid import Point, grid, lengths
 from .power import measure_power
 from .token_selection import Medians, measure_sampling
 

@@ -16,7 +16,6 @@ from servesim.costs.parts import DecodePart, MixedPart, PartsCost, PrefillPart, 
 
 from .curves import (
     continued,
-    curve_points,
     knots_for,
     rising_basis,
     round_up_to_bucket,
@@ -123,7 +122,7 @@ class LinearModel:
         """Return the points of the curve. It is never 0, so every step takes some time."""
         increments = values[: len(self.knots)].copy()
         increments[0] = max(increments[0], self.smallest)
-        points = curve_points(self.knots, increments)
+        points = [(float(x), float(y)) for x, y in zip(self.knots, np.cumsum(increments), strict=True)]
         return points if len(points) == 1 or self.ends_at_last_knot else continued(points)
 
     def of_term(self, values: Array, term: str) -> float:

@@ -72,12 +72,13 @@ class Target:
         """The servers, without a router that is a process of its own."""
         return self.servers or (self.url,)
 
-    def make_api(self, prompts: Prompts) -> Api:
+    def make_api(self, name: str) -> Api:
+        """Return the interface of the server. Each name has its own prompts: the server must not have cached them."""
+        prompts = Prompts(f"{self.prompt_seed}/{name}", self.vocabulary)
         if self.api == "llm-serving":
             return LlmServing(prompts)
-        name, _ = served_model(self.all_servers[0], self.model)  # a router may not know the model
-        kind = TextCompletions if self.api == "openai-text" else OpenAI
-        return kind(name, replace(prompts, vocabulary=self.vocabulary))
+        model, _ = served_model(self.all_servers[0], self.model)  # a router may not know the model
+        return TextCompletions(model, prompts) if self.api == "openai-text" else OpenAI(model, prompts)
 
     def routed_servers(self, scenario: Scenario, api: Api, first: Request) -> Optional[RoutedServers]:
         """Return the servers behind the router of a scenario; None if requests go to one address."""
@@ -113,14 +114,13 @@ def replay_against(
         warn(text)
     sample = spread_sample(requests, check_tokens or 0, scenario.seed)
     if sample:
-        api = target.make_api(Prompts(f"{target.prompt_seed}/{name}/repeated"))
+        api = target.make_api(f"{name}/repeated")
         check_repeatable(target.url, api, sample, target.timeout)
-    # Each scenario of a replay, and its warm-up, has its own prompts: the server must not have cached them.
     if target.warm_up:
-        api = target.make_api(Prompts(f"{target.prompt_seed}/{name}/warm-up"))
+        api = target.make_api(f"{name}/warm-up")
         for url in target.servers if target.routes else [target.url]:
             send(url, api, warm_up_requests(requests[: target.warm_up]), target.timeout)
-    api = target.make_api(Prompts(f"{target.prompt_seed}/{name}"))
+    api = target.make_api(name)
     line = ProgressLine(name, len(requests), quiet)
     before = [read_counters(url) for url in target.all_servers]
     servers = target.routed_servers(scenario, api, requests[0])

@@ -67,7 +67,9 @@ def top_scenarios(
     experiment = read_experiment(path)
     if experiment.rates:
         raise BadInput(f"{path}: is a sweep over rates; give one of its scenarios, e.g. --from {path / 'best.yaml'}")
-    order = read_order(ranking, len(experiment.configs))
+    order = [row.whole("config", len(experiment.configs) - 1) for row in read_csv(ranking, ["config"])]  # best first
+    if not order:
+        raise BadInput(f"{ranking}: expected at least one configuration, got none")
     chosen = order[:top]
     if baseline and 0 not in chosen:
         chosen.append(0)
@@ -78,14 +80,6 @@ def top_scenarios(
         tree = assemble(setting_layers(settings), experiment.tree(config))
         named.append((name, scenario_from(tree, f"{path}: {config}")))
     return named
-
-
-def read_order(path: Path, count: int) -> list[int]:
-    """Return the configurations in the order of summary.csv, best first."""
-    order = [row.whole("config", count - 1) for row in read_csv(path, ["config"])]
-    if not order:
-        raise BadInput(f"{path}: expected at least one configuration, got none")
-    return order
 
 
 def replay_requests(

@@ -44,30 +44,27 @@ class MeasuredCost(StepCost):
         self.loop: Optional[Loop] = None  # gives the current time
         self.calls_matched = 0
         self.diverged = False
-        self.ratios = ratios(calls, self.shapes, profile)
+        self.ratios = ratios(calls, profile)
 
     def seconds(self, shape: Shape) -> float:
         assert self.loop is not None
         index, in_flight = self.calls_matched, self.loop.server.flight
         start = self.loop.now if in_flight is None else in_flight.end
-        if not self.diverged and index < len(self.ends) and same_work(self.shapes[index], shape):
+        known = not self.diverged and index < len(self.ends)
+        if known and self.shapes[index]._replace(longest=0) == shape._replace(longest=0):
             self.calls_matched += 1
             return max(0.0, self.ends[index] - start)
         self.diverged = True
         return self.profile.seconds(shape) * self.ratios.get(bool(shape.prefill_rows), 1.0)
 
 
-def same_work(measured: Shape, planned: Shape) -> bool:
-    return measured._replace(longest=0) == planned._replace(longest=0)
-
-
-def ratios(calls: Sequence[ModelCall], shapes: Sequence[Shape], profile: StepCost) -> dict[bool, float]:
+def ratios(calls: Sequence[ModelCall], profile: StepCost) -> dict[bool, float]:
     """Return measured over predicted time, for steps with prefill (True) and without (False)."""
     sums: dict[bool, list[float]] = {}
-    for call, shape in zip(calls, shapes):
-        pair = sums.setdefault(bool(shape.prefill_rows), [0.0, 0.0])
+    for call in calls:
+        pair = sums.setdefault(bool(call.shape.prefill_rows), [0.0, 0.0])
         pair[0] += call.end - call.start
-        pair[1] += profile.seconds(shape)
+        pair[1] += profile.seconds(call.shape)
     return {kind: measured / predicted for kind, (measured, predicted) in sums.items() if predicted > 0}
 
 

@@ -167,15 +167,11 @@ def describe_different(check: TokenCheck) -> list[str]:
     for answer in different[:SHOWN_ANSWERS]:
         difference = answer.first_beyond_ties or answer.first
         assert difference is not None
-        lines.append(f"request {answer.id}: {describe_difference(difference, check.unit)}{events_of(answer)}")
+        events = f" ({', '.join(answer.events)})" if answer.events else ""
+        lines.append(f"request {answer.id}: {describe_difference(difference, check.unit)}{events}")
     if len(different) > SHOWN_ANSWERS:
         lines.append(f"further answers that differ: {len(different) - SHOWN_ANSWERS}")
     return lines
-
-
-def events_of(answer: CheckedAnswer) -> str:
-    """Return the events of one answer."""
-    return f" ({', '.join(answer.events)})" if answer.events else ""
 
 
 def describe_difference(difference: Difference, unit: str) -> str:

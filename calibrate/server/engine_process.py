@@ -50,7 +50,7 @@ class EngineLoop(LiveDriver):
         """Serve until a stop message, or until the connection closes."""
         threading.Thread(target=listen, args=(self._connection, self.messages.put), daemon=True).start()
         self.loop.now = self.clock.start()
-        self._send({"t": self.loop.now, "tokens": [], "finished": [], "state": self.state()})
+        self._send([], [])
         while not self.stopped:
             self._read(0.0)
             self._abort_requests()
@@ -178,7 +178,7 @@ class EngineLoop(LiveDriver):
             finished.append([request.id, request.outcome, request.reason, queued])
         self._done.clear()
         if tokens or finished:
-            self._send({"t": self.loop.now, "tokens": tokens, "finished": finished, "state": self.state()})
+            self._send(tokens, finished)
 
     def state(self) -> dict[str, int]:
         """Return the queue lengths, the block counts, and the calls, preemptions and cached tokens so far."""
@@ -197,7 +197,8 @@ class EngineLoop(LiveDriver):
             "prefix_cache_evictions": 0 if cache is None else cache.stats.evicted_blocks,
         }
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _send(self, tokens: list[list[Any]], finished: list[list[Any]]) -> None:
+        message = {"t": self.loop.now, "tokens": tokens, "finished": finished, "state": self.state()}
         try:
             self._connection.sendall((json.dumps(message) + "\n").encode())
         except OSError:

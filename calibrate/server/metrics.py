@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Optional
 
 import prometheus_client as prometheus
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LABELS = ("model_name", "engine")
 OLD_NAMES = {  # in earlier versions of vLLM; dashboards still use them
-    "kv_cache_usage_perc": "gpu_cache_usage_perc",
-    "inter_token_latency_seconds": "time_per_output_token_seconds",
+    b"vllm:kv_cache_usage_perc": b"vllm:gpu_cache_usage_perc",
+    b"vllm:inter_token_latency_seconds": b"vllm:time_per_output_token_seconds",
 }
 # Upper bounds of the histograms of vLLM.
 FIRST_TOKEN_S = (
@@ -78,21 +76,14 @@ class ServerMetrics:
         self.request_output = self._histogram("request_generation_tokens", "generated tokens of a request", TOKENS)
 
     def _gauge(self, name: str, text: str) -> prometheus.Gauge:
-        gauge = prometheus.Gauge(f"vllm:{name}", text, LABELS, registry=self.registry)
-        self._add_old_name(name, gauge)
-        return gauge.labels(*self.labels)
+        return prometheus.Gauge(f"vllm:{name}", text, LABELS, registry=self.registry).labels(*self.labels)
 
     def _counter(self, name: str, text: str) -> prometheus.Counter:
         return prometheus.Counter(f"vllm:{name}", text, LABELS, registry=self.registry).labels(*self.labels)
 
     def _histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> prometheus.Histogram:
         histogram = prometheus.Histogram(f"vllm:{name}", text, LABELS, registry=self.registry, buckets=bounds)
-        self._add_old_name(name, histogram)
         return histogram.labels(*self.labels)
-
-    def _add_old_name(self, name: str, collector: Collector) -> None:
-        if name in OLD_NAMES:
-            self.registry.register(Renamed(collector, f"vllm:{name}", f"vllm:{OLD_NAMES[name]}"))
 
     def on_token(self, times: RequestTimes, now: float) -> None:
         """Record a token that arrived from the engine."""
@@ -128,20 +119,7 @@ class ServerMetrics:
         for key, counter in self._totals.items():
             counter.inc(state[key] - self._counted[key])
             self._counted[key] = state[key]
-        return prometheus.generate_latest(self.registry)
-
-
-class Renamed(Collector):
-    """A metric under a second name."""
-
-    def __init__(self, collector: Collector, name: str, second: str) -> None:
-        self.collector = collector
-        self.name = name
-        self.second = second
-
-    def collect(self) -> Iterator[Metric]:
-        for metric in self.collector.collect():
-            renamed = Metric(self.second, metric.documentation, metric.type)
-            for sample in metric.samples:
-                renamed.add_sample(self.second + sample.name[len(self.name) :], sample.labels, sample.value)
-            yield renamed
+        lines = prometheus.generate_latest(self.registry).splitlines(keepends=True)
+        for name, old in OLD_NAMES.items():
+            lines += [line.replace(name, old) for line in lines if name in line]
+        return b"".join(lines)

@@ -21,7 +21,7 @@ from servesim.files.scratch import ScratchFolder
 from servesim.study.executor import Executor
 from servesim.study.experiment import Experiment
 from servesim.study.ranking import Row, Summary
-from servesim.study.single_run import Record, Task
+from servesim.study.single_run import Task
 from servesim.study.sweep import Records
 
 from .correction import FIT_KEYS, Factors, root_mean_square
@@ -249,10 +249,8 @@ def mean_ratios(ratios: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def adjusted(records: Records, ratios: Ratios) -> Records:
     """Return the records with scaled metrics, in all replications."""
-    return {key: _scaled(record, ratios.get(key[0], {})) for key, record in records.items()}
-
-
-def _scaled(record: Record, ratios: dict[str, float]) -> Record:
-    if not ratios or "metrics" not in record:
-        return record
-    return {**record, "metrics": {name: value * ratios.get(name, 1.0) for name, value in record["metrics"].items()}}
+    result = dict(records)
+    for key, record in records.items():
+        if "metrics" in record and (own := ratios.get(key[0])):
+            result[key] = {**record, "metrics": {m: value * own.get(m, 1.0) for m, value in record["metrics"].items()}}
+    return result

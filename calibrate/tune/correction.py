@@ -178,8 +178,6 @@ def observed_run(run: RunData) -> ObservedRun:
             end.append(row["finish"] - start)
     if not index:
         raise BadInput(f"{run.name}: no request was finished: the profile cannot be corrected")
-    makespan = max(end) if len(index) == len(run.sent) else math.nan
-    return ObservedRun(
-        run.name, run.scenario, Trace(list(run.sent), "replay", "synth"), None if math.isnan(makespan) else makespan,
-        np.array(index), np.array(first), np.array(end),
-    )  # fmt: skip
+    makespan = max(end) if len(index) == len(run.sent) else None
+    trace = Trace(list(run.sent), "replay", "synth")
+    return ObservedRun(run.name, run.scenario, trace, makespan, np.array(index), np.array(first), np.array(end))

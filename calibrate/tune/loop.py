@@ -97,8 +97,8 @@ class Tuner:
         self.rounds.clear()
         with TuneJournal(self.folder) as self.journal:
             while True:
-                self.rounds.append(self._next_round(self.rounds))
-                reason = self._measure_round(self.rounds)
+                self.rounds.append(self._next_round())
+                reason = self._measure_round(self.rounds[-1])
                 if reason is not None:
                     waiting = self.folder / NEXT_FILE if reason == WAITING else None
                     return TuneResult(self.rounds, reason, self.journal.measurements, waiting)
@@ -106,14 +106,17 @@ class Tuner:
     def missing(self, number: int) -> list[tuple[int, str]]:
         """Return the measurements of a round that are not made: configuration, and name without the round."""
         done = [m.name for m in self.journal.of_round(number)]
-        pairs = [(c, k) for c in self.journal.chosen.get(number, []) for k in range(1, self.settings.repeat + 1)]
-        named = [(config, config_name(config) + (f"-{k}" if k > 1 else "")) for config, k in pairs]
-        return [(config, name) for config, name in named if name not in done]
+        missing = []
+        for config in self.journal.chosen.get(number, []):
+            name = f"config{config}" if config else "config0-baseline"
+            names = [name, *(f"{name}-{k}" for k in range(2, self.settings.repeat + 1))]
+            missing += [(config, name) for name in names if name not in done]
+        return missing
 
-    def _next_round(self, rounds: list[Round]) -> Round:
+    def _next_round(self) -> Round:
         """Sweep with the profile of this round, and rate the leaders over draws of the cost model."""
-        number = len(rounds) + 1
-        correction = rounds[-1].correction if rounds else None
+        number = len(self.rounds) + 1
+        correction = self.rounds[-1].correction if self.rounds else None
         profile, spread = self.start_profile, PRIOR_SPREAD
         experiment = self.experiment
         if correction is not None:
@@ -144,7 +147,9 @@ class Tuner:
         """Return a candidate with its expected device time, unless it was measured."""
         if candidate.config in self._known():
             return candidate
-        return replace(candidate, seconds=self._expected_seconds(candidate.config, profile))
+        scenario = self.scenario(candidate.config)
+        seconds = expected_seconds(scenario, replay_requests(scenario, split=False), profile)
+        return replace(candidate, seconds=seconds + self.overhead)
 
     @cached_property
     def _shapes(self) -> list[Shape]:
@@ -156,23 +161,17 @@ class Tuner:
         """Return the scenario of a configuration."""
         return scenario_from(self.experiment.tree(config), f"configuration {config}")
 
-    def _expected_seconds(self, config: int, profile: Profile) -> float:
-        """Return the expected device time of a measurement."""
-        scenario = self.scenario(config)
-        return expected_seconds(scenario, replay_requests(scenario, split=False), profile) + self.overhead
-
     def _known(self) -> list[int]:
         return [m.config for m in self.journal.measurements if not m.stopped]
 
     def _profile_folder(self, number: int) -> Path:
         return self.folder / f"round-{number}" / "profile"
 
-    def _measure_round(self, rounds: list[Round]) -> Optional[str]:
-        """Measure the choice of this round and correct the profile; return the reason if the loop ends instead."""
-        current = rounds[-1]
+    def _measure_round(self, current: Round) -> Optional[str]:
+        """Measure the choice of a round and correct the profile; return the reason if the loop ends instead."""
         number, new = current.number, current.number not in self.journal.chosen
         if new:
-            chosen, reason = self._choose(rounds)
+            chosen, reason = self._choose(current)
             if reason is not None:
                 return reason
             self.journal.choose(number, chosen)
@@ -189,15 +188,15 @@ class Tuner:
         current.correction = self._correct(number) if current.measured else None
         return BUDGET if current.correction is None else None
 
-    def _choose(self, rounds: list[Round]) -> tuple[list[int], Optional[str]]:
+    def _choose(self, current: Round) -> tuple[list[int], Optional[str]]:
         """Return what to measure, or the reason why the loop ends."""
-        current, settings = rounds[-1], self.settings
+        settings = self.settings
         known = with_twins(self._known(), current.candidates)
         if current.number > settings.rounds:
             return [], f"the limit of {settings.rounds} rounds"
         leader = current.leader.config
         open_gain = max((c.gain for c in current.candidates if c.config not in known), default=0.0)
-        if len(rounds) > 1 and leader in known and open_gain <= OPEN_GAIN and self._stable(rounds):
+        if leader in known and open_gain <= OPEN_GAIN and self._stable():
             return [], STABLE
         required = [leader, 0] if current.number == 1 else [leader]
         top = settings.top if self.target.ready else 1
@@ -205,7 +204,7 @@ class Tuner:
             required = [0]  # the server runs the baseline
         chosen = choose(current.candidates, required, self._known(), top)[: None if self.target.ready else 1]
         if not chosen:
-            return [], STABLE if self._stable(rounds) else SETTLED
+            return [], STABLE if self._stable() else SETTLED
         fitting = self._within_budget(chosen, {c.config: c.seconds for c in current.candidates})
         return (fitting, None) if fitting else ([], BUDGET)
 
@@ -219,11 +218,11 @@ class Tuner:
                 left -= needed
         return fitting
 
-    def _stable(self, rounds: list[Round]) -> bool:
-        """Whether the leaders of the last two rounds have the same order."""
-        if len(rounds) < 2:
+    def _stable(self) -> bool:
+        """Whether there are two rounds, and the leaders of the last two have the same order."""
+        if len(self.rounds) < 2:
             return False
-        before, after = rounds[-2].summary, rounds[-1].summary
+        before, after = (one.summary for one in self.rounds[-2:])
         metric, sign = self.objective.metric, self.objective.sign
         values = {row.config: sign * row.means[metric].mean for row in after.rows if row.eligible}
         return same_order([row.config for row in before.rows if row.eligible], values, self.settings.top)
@@ -232,13 +231,13 @@ class Tuner:
         """Measure one configuration, write its files, and then record it."""
         row = next(row for row in current.summary.rows if row.config == config)
         scenario, folder = self.scenario(config), self.folder / "live" / f"round{number}-{name}"
-        write_yaml(folder.with_suffix(".yaml"), self.experiment.tree(config))
+        file = folder.with_suffix(".yaml")
+        write_yaml(file, self.experiment.tree(config))
         candidate = next(c for c in current.candidates if c.config == config)
         self.say(
             f"round {number}: measuring {name} ({row.label}), about {candidate.seconds:.0f} s; "
             f"best in {candidate.wins} of {current.draws} draws, expected gain {100 * candidate.gain:.2f} %"
         )
-        file = folder.with_suffix(".yaml")
         live, seconds = self.target.measure(name, scenario, file, self.start_profile, left)
         if live.stopped and seconds < left:
             raise KeyboardInterrupt
@@ -277,8 +276,3 @@ class Tuner:
             self.say(f"round {number}: {correction.note}")
         write_corrected(self._profile_folder(number + 1), correction)
         return correction
-
-
-def config_name(config: int) -> str:
-    """Return the name of a configuration in tables and folders."""
-    return f"config{config}" + ("-baseline" if config == 0 else "")

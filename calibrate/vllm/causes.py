@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple, Optional
+from typing import Optional
 
 from servesim.calibrate.imports.step_log import host_gap, timed_steps
 from servesim.calibrate.replay.replay import ReplayedScenario
@@ -25,13 +25,6 @@ SMALL_CHANGE = 0.002  # of step times: not worth a simulation
 PROVE = "sim policies prove vllm-v1 --engine vllm"
 
 
-class Cause(NamedTuple):
-    """What was different in the check, and the profile that simulates it as measured."""
-
-    text: str
-    profile: Profile
-
-
 def dominant_cause(fitted: FittedServer, replayed: ReplayedScenario) -> Optional[str]:
     """Return what explains the largest error of the check, or that nothing does; None if all errors are small."""
     assert replayed.comparison is not None
@@ -42,9 +35,9 @@ def dominant_cause(fitted: FittedServer, replayed: ReplayedScenario) -> Optional
     if worst.error is None:
         return f"{worst.metric} has no value in one of both runs"
     left = {}
-    for cause in causes(fitted, replayed):
-        error = relative_error(metric_with(cause.profile, replayed, worst.metric), worst.measured)
-        left[cause.text] = worst.error if error is None else error
+    for text, profile in causes(fitted, replayed):
+        error = relative_error(metric_with(profile, replayed, worst.metric), worst.measured)
+        left[text] = worst.error if error is None else error
     about = f"{worst.metric} {worst.error:+.1%}"
     named = min(left, key=lambda text: abs(left[text]), default=None)
     if named is not None and abs(left[named]) <= (1 - EXPLAINED) * abs(worst.error):
@@ -62,8 +55,11 @@ def metric_with(profile: Profile, replayed: ReplayedScenario, metric: str) -> Op
     return None if value is None else float(value)
 
 
-def causes(fitted: FittedServer, replayed: ReplayedScenario) -> Iterator[Cause]:
-    """Yield what the recorder and the counters of the server show about the check."""
+def causes(fitted: FittedServer, replayed: ReplayedScenario) -> Iterator[tuple[str, Profile]]:
+    """Yield what was different in the check, and the profile that simulates it as measured.
+
+    It is what the recorder and the counters of the server show.
+    """
     profile = fitted.profile
     timed = timed_steps(fitted.checked)
     measured, predicted = sum(timed.seconds.tolist()), sum(map(profile.cost.duration, timed.shapes))
@@ -76,13 +72,13 @@ def causes(fitted: FittedServer, replayed: ReplayedScenario) -> Iterator[Cause]:
         steps = f"step times: the steps of the check took {abs(rest):.1%} {more} than predicted"
         for text, change in ((gaps, host), (steps, rest)):
             if abs(change) > SMALL_CHANGE:
-                yield Cause(text, replace(profile, cost=ScaledCost(profile.cost, 1 + change)))
+                yield text, replace(profile, cost=ScaledCost(profile.cost, 1 + change))
     assert replayed.comparison is not None
     if (outside := replayed.comparison.row("mean_ttft_ms").outside_server) is not None:
         simulated, found = outside
         text = f"front end: {found:.3g} ms of the TTFT are outside the engine, {simulated:.3g} ms simulated"
         front_end = {**(profile.about.get("front_end") or {}), "seconds": max(0.0, found / 1e3)}
-        yield Cause(text, replace(profile, about={**profile.about, "front_end": front_end}))
+        yield text, replace(profile, about={**profile.about, "front_end": front_end})
 
 
 def other_causes(fitted: FittedServer, replayed: ReplayedScenario) -> Iterator[str]:

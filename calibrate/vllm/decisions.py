@@ -6,7 +6,6 @@ is a rule. Every simulated step ends when the server took its next decision.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
@@ -18,6 +17,8 @@ from servesim.core import Request, Shape
 from servesim.costs.device_profile import Profile
 from servesim.files.step_table import MeasuredStep, ModelCall
 from servesim.runs.build import copy_requests
+
+from .recording import listed
 
 AT_ONCE = FrontEnd(seconds=0.0, per_request=0.0)  # the delay of the front end is part of the recorded arrivals
 
@@ -47,8 +48,7 @@ def compare_decisions(
     scenario: Scenario, requests: Sequence[Request], steps: Sequence[MeasuredStep], profile: Profile
 ) -> Optional[Decisions]:
     """Simulate recorded steps again; return how many decisions are equal. None if the arrivals are not recorded."""
-    lines = [{key: json.loads(step.cells.get(key) or "[]") for key in ("arrived", "preempted")} for step in steps]
-    seen = arrivals(steps, [[str(client_id(id)) for id, *_ in line["arrived"]] for line in lines])
+    seen = arrivals(steps)
     if {str(request.id) for request in requests} != set(seen):
         return None  # the log of an older recorder, or requests of other clients
     origin, copies = min(seen.values()), copy_requests(requests)
@@ -63,7 +63,7 @@ def compare_decisions(
     cost = RecordedTimes(calls, profile.cost)
     _, rows = simulate_with_cost(scenario, copies, profile, cost, {"requests": recorded_drafts(steps, requests)})
     ours = [simulated_decision(row) for row in rows if row["chunks"]]
-    theirs = [recorded_decision(step, line["preempted"]) for step, line in zip(steps, lines)]
+    theirs = map(recorded_decision, steps)
     equal = [one == two for one, two in zip(ours, theirs)]
     return Decisions.of(equal, len(ours), [{"t": (step.start or 0.0) - origin} for step in steps])
 
@@ -74,14 +74,14 @@ def step_ends(steps: Sequence[MeasuredStep]) -> list[float]:
     return [max(step.end or 0.0, start) for step, start in zip(steps, [*starts, 0.0])]
 
 
-def arrivals(steps: Sequence[MeasuredStep], arrived: Sequence[Sequence[str]]) -> dict[str, float]:
+def arrivals(steps: Sequence[MeasuredStep]) -> dict[str, float]:
     """Return when the simulation must see each request, so that the step that saw it first on the server does.
 
     With asynchronous scheduling, that is the end of the step before the last one.
     """
     ends, times = step_ends(steps), dict[str, float]()
-    for k, (step, ids) in enumerate(zip(steps, arrived)):
-        start = step.start or 0.0
+    for k, step in enumerate(steps):
+        start, ids = step.start or 0.0, [str(client_id(id)) for id, *_ in listed(step, "arrived")]
         overlaps = k > 1 and (steps[k - 1].end or 0.0) > start
         times.update(dict.fromkeys(ids, min(start, ends[k - 2]) if overlaps else start))
     return times
@@ -91,16 +91,16 @@ def recorded_drafts(steps: Sequence[MeasuredStep], requests: Sequence[Request]) 
     """Return of every request its rows with drafts: output tokens before it, drafts, and how many were accepted."""
     rows: dict[str, list[list[int]]] = {str(request.id): [] for request in requests}
     for step in steps:
-        for id, *numbers in json.loads(step.cells.get("verified") or "[]"):
+        for id, *numbers in listed(step, "verified"):
             rows[str(client_id(id))].append(numbers)
     return rows
 
 
-def recorded_decision(step: MeasuredStep, preempted: Sequence[str]) -> Decision:
-    prompts = {str(client_id(id)): tokens for id, tokens, *_ in json.loads(step.cells.get("batch") or "[]")}
+def recorded_decision(step: MeasuredStep) -> Decision:
+    prompts = {str(client_id(id)): tokens for id, tokens, *_ in listed(step, "batch")}
     rows = step.shape.prefill_rows + step.shape.decode_rows
     tokens = step.shape.prefill_tokens + step.shape.decode_rows + step.shape.drafts
-    return Decision(prompts, rows, tokens, sorted(str(client_id(id)) for id in preempted))
+    return Decision(prompts, rows, tokens, sorted(str(client_id(id)) for id in listed(step, "preempted")))
 
 
 def simulated_decision(row: Mapping[str, Any]) -> Decision:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
 from servesim.calibrate.client.load_generator import LoadGenerator, send
-from servesim.calibrate.client.prompts import Prompts
 from servesim.calibrate.replay.http_client import Target
 from servesim.calibrate.replay.replay import ProgressLine
 from servesim.core import BadInput, Request
@@ -120,9 +119,8 @@ class LoadClient:
 
     def send(self, name: str, requests: Sequence[Request]) -> LoadGenerator:
         """Send requests and wait for all answers; raise LoadFailed if one has none."""
-        api = self.target.make_api(Prompts(f"{self.target.prompt_seed}/{name}"))
         line = ProgressLine(name, len(requests), self.quiet)
-        generator = send(self.target.url, api, requests, self.target.timeout, line)
+        generator = send(self.target.url, self.target.make_api(name), requests, self.target.timeout, line)
         line.end()
         if generator.stopped:
             raise KeyboardInterrupt

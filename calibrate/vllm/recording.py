@@ -153,12 +153,18 @@ def open_recording(path: Path) -> Recording:
     return Recording(path, content)
 
 
+def listed(step: MeasuredStep, column: str) -> list[Any]:
+    """Return a column that holds a list; empty if the recorder has not written it."""
+    found: list[Any] = json.loads(step.cells.get(column) or "[]")
+    return found
+
+
 def seconds_per_request(steps: Sequence[MeasuredStep], sizes: Sequence[int]) -> float:
     """Return the mean time from one request of a burst to the next in the front end; 0 if it was not recorded.
 
     `sizes`: requests of each burst. The front end stamps a request when it gets it, often several in one go.
     """
-    stamps = sorted(row[2] for step in steps for row in json.loads(step.cells.get("arrived") or "[]"))
+    stamps = sorted(row[2] for step in steps for row in listed(step, "arrived"))
     if len(stamps) != sum(sizes):
         return 0.0  # an older recorder, or requests of other clients
     ends = np.cumsum(sizes)

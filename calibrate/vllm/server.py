@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from itertools import chain, count
 from pathlib import Path
-from types import TracebackType
 from typing import Optional
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -87,9 +86,7 @@ class VllmServer:
     def __enter__(self) -> VllmServer:
         return self
 
-    def __exit__(
-        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop the server, and kill what is left of its process group."""
         self.process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -26,14 +26,13 @@ from typing import Any, Optional, TypeVar
 
 import numpy as np
 import torch
-from servesim.calibrate.device.backend import Backend, Model, OutOfMemory, Row, check_choice
+from servesim.calibrate.device.backend import ROW_BUCKETS, Backend, Model, OutOfMemory, Row, check_choice
 from servesim.core import BadInput
 
 from .model import Llama, random_weights, stored_weights
 from .operators import Batch, ReferenceOperators
 from .packing import GraphShape, PackedStep, Packer
 
-ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)  # padded rows of a decode step
 TOKEN_BUCKETS = (32, 64, 96, 128, 160, 192, 256, 320, 384, 512)  # padded tokens of prefill and mixed steps
 INPUT_SIZE = 1 << 21  # maximum integers of a packed step
 # parts of the error messages of CUDA, of its libraries, of the CPU (x86 and Arm)

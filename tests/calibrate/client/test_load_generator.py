@@ -15,7 +15,6 @@ import pytest
 aiohttp = pytest.importorskip("aiohttp")
 from aiohttp import web  # noqa: E402
 from servesim.calibrate.client.load_generator import KEEP_ALIVE_S, LoadGenerator, send  # noqa: E402
-from servesim.calibrate.client.prompts import Prompts  # noqa: E402
 from servesim.calibrate.client.protocols import Event, LlmServing, OpenAI  # noqa: E402
 from servesim.calibrate.client.server_counters import served_model  # noqa: E402
 from servesim.calibrate.replay.http_client import Target, client_metrics, run_from_responses  # noqa: E402
@@ -319,4 +318,4 @@ def test_a_model_that_the_server_does_not_list_is_refused_before_any_request() -
         assert served_model(known.url, "llama") == ("llama", None)
         assert served_model(silent.url, "anything") == ("anything", None)  # it lists no models
         with pytest.raises(BadInput, match=r"--served-model nope: the server at .* has no such model; it has llama"):
-            Target(known.url, model="nope").make_api(Prompts("1"))
+            Target(known.url, model="nope").make_api("1")
