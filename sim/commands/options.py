@@ -56,16 +56,20 @@ def fraction(text: str) -> float:
     return value
 
 
+def numbers(text: str, kind: Callable[[str], Any] = int, expected: str = "integers separated by commas") -> list[Any]:
+    """Read `16,64,256`."""
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}") from None
+
+
 def percentiles(text: str) -> tuple[float, ...]:
     """Read percentiles separated by commas."""
-    try:
-        values = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        values = ()
-    if not values or len(values) > MAX_PERCENTILES or not all(0 <= value <= 100 for value in values):
-        raise argparse.ArgumentTypeError(
-            f"expected at most {MAX_PERCENTILES} numbers from 0 to 100, e.g. 50,95,99.9, got {text!r}"
-        )
+    expected = f"at most {MAX_PERCENTILES} numbers from 0 to 100, e.g. 50,95,99.9"
+    values = tuple(numbers(text, float, expected))
+    if len(values) > MAX_PERCENTILES or not all(0 <= value <= 100 for value in values):
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
     return values
 
 
@@ -80,12 +84,7 @@ def draws(text: str) -> int:
 
 def rates(text: str) -> Any:
     """Read rates separated by commas, or `auto`."""
-    try:
-        return text if text == "auto" else [float(rate) for rate in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"expected rates separated by commas, e.g. 5,10,20, or auto, got {text!r}"
-        ) from None
+    return text if text == "auto" else numbers(text, float, "rates separated by commas, e.g. 5,10,20, or auto")
 
 
 def bound(text: str, baseline: bool = False) -> str:
