@@ -10,7 +10,7 @@ from typing import Any
 from servesim.core import BadInput
 
 from .notes import print_note
-from .options import MODEL_HELP, add, add_server_options
+from .options import MODEL_HELP, add, add_server_options, numbers
 
 ASYNCHRONOUS = (
     "with asynchronous scheduling, the default of vLLM, token times do not show when a step starts: prefills look too "
@@ -43,14 +43,6 @@ def register_endpoint(kinds: Any) -> None:
     add(out, {"-o, --output DIR": "profile folder to write"}, required=True)
     add(out, {"--resume": "continue with the responses in DIR; failed loads are repeated"})
     endpoint.set_defaults(run=calibrate_endpoint)
-
-
-def numbers(text: str) -> list[int]:
-    """Read `16,64,256`."""
-    try:
-        return [int(number) for number in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected integers separated by commas, got {text!r}") from None
 
 
 def calibrate_endpoint(args: argparse.Namespace) -> int:

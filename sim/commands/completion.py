@@ -19,7 +19,7 @@ def register(commands: Any) -> None:
         'in bash with: eval "$(sim completion bash)", in zsh with: eval "$(sim completion zsh)", in fish with: '
         "sim completion fish | source.",
     )  # fmt: skip
-    options.add(completion, {"{bash,zsh,fish}": "bash, zsh or fish"}, dest="shell")
+    options.add(completion, {"{bash,zsh,fish}=shell": "bash, zsh or fish"})
     completion.set_defaults(run=print_completion)
 
 

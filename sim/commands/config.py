@@ -17,12 +17,11 @@ def register(commands: Any) -> None:
     schema = actions.add_parser("schema", help="print the JSON schema of scenario files")
     schema.set_defaults(run=print_schema)
     validate = actions.add_parser("validate", help="check scenario files")
-    options.add(validate, {"FILE...": "scenario YAML file"}, dest="files")
+    options.add(validate, {"FILE...=files": "scenario YAML file"})
     validate.set_defaults(run=validate_files)
     start = actions.add_parser("init", help="write a first scenario file")
-    options.add(start, {"[FILE]": "file to write (default: standard output)"}, dest="file")
     preset = f"preset whose settings the file has; `sim policies list` lists them (default {FIRST_PRESET})"
-    options.add(start, {"--preset NAME": preset})
+    options.add(start, {"[FILE]=file": "file to write (default: standard output)", "--preset NAME": preset})
     options.add_names(start)
     start.set_defaults(run=write_start)
 

@@ -19,8 +19,8 @@ def register(commands: Any) -> None:
         "moves. Only this machine reaches the page, with the address that the command prints.",
     )  # fmt: skip
     source = "scenario YAML file, or an llm-serving configuration (default: a vLLM server on an H200)"
-    options.add(explore, {"[FILE]": source}, dest="scenario")
     options.add(explore, {
+        "[FILE]=scenario": source,
         "--preset NAME": "preset to start from, with the requests of FILE",
         "--set KEY=VALUE": "first value of a control, e.g. policy.max_num_seqs=64 (repeatable)",
     })  # fmt: skip

@@ -16,7 +16,7 @@ def register(commands: Any) -> None:
         description="Print the command or the configuration with which a real server runs the policy of a scenario. "
         "Comments list what it cannot express.",
     )  # fmt: skip
-    options.add(export, {"FILE": "scenario file, or the folder of a run or of a sweep"}, dest="scenario")
+    options.add(export, {"FILE=scenario": "scenario file, or the folder of a run or of a sweep"})
     options.add(export, {f"--to {{{','.join(options.SERVERS)}}}": "the server"}, required=True)
     options.add(export, {"--model NAME": "model that the server loads (default: MODEL)"}, default="MODEL")
     options.add(export, {**options.SETTING, "-o, --output FILE": "file to write (default: standard output)"})

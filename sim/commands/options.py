@@ -56,16 +56,20 @@ def fraction(text: str) -> float:
     return value
 
 
+def numbers(text: str, kind: Callable[[str], Any] = int, expected: str = "integers separated by commas") -> list[Any]:
+    """Read `16,64,256`."""
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}") from None
+
+
 def percentiles(text: str) -> tuple[float, ...]:
     """Read percentiles separated by commas."""
-    try:
-        values = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        values = ()
-    if not values or len(values) > MAX_PERCENTILES or not all(0 <= value <= 100 for value in values):
-        raise argparse.ArgumentTypeError(
-            f"expected at most {MAX_PERCENTILES} numbers from 0 to 100, e.g. 50,95,99.9, got {text!r}"
-        )
+    expected = f"at most {MAX_PERCENTILES} numbers from 0 to 100, e.g. 50,95,99.9"
+    values = tuple(numbers(text, float, expected))
+    if len(values) > MAX_PERCENTILES or not all(0 <= value <= 100 for value in values):
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
     return values
 
 
@@ -80,12 +84,7 @@ def draws(text: str) -> int:
 
 def rates(text: str) -> Any:
     """Read rates separated by commas, or `auto`."""
-    try:
-        return text if text == "auto" else [float(rate) for rate in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"expected rates separated by commas, e.g. 5,10,20, or auto, got {text!r}"
-        ) from None
+    return text if text == "auto" else numbers(text, float, "rates separated by commas, e.g. 5,10,20, or auto")
 
 
 def bound(text: str, baseline: bool = False) -> str:
@@ -116,13 +115,15 @@ DEFAULT = re.compile(r"\(default ([^:;)]+)\)")  # in a help text
 def add(group: Any, table: Mapping[str, str], **how: Any) -> None:
     """Add arguments from a table as the help shows it: `-o, --output DIR` -> what it means.
 
-    A metavar alone is an argument without an option. No metavar is a switch, `{a,b}` are choices, `[N]` is optional,
-    `N...` is several values. The metavar selects the type. The text has the default, as (default 3), or that of an
-    optional value; (repeatable) makes a list. `how` is what argparse needs besides, for all of them.
+    A metavar alone is an argument without an option, and `FILE=scenario` one with another name. No metavar is a
+    switch, `{a,b}` are choices, `[N]` is optional, `N...` is several values. The metavar selects the type. The text has
+    the default, as (default 3), or that of an optional value; (repeatable) makes a list. `how` is what argparse needs
+    besides, for all of them.
     """
     for names, text in table.items():
         *short, last = names.split(", ") if names.startswith("-") else [names]
         name, _, metavar = last.partition(" ") if last.startswith("-") else ("", "", last)
+        metavar, _, argument = (metavar, "", "") if name else metavar.partition("=")
         is_optional, plain = metavar.startswith("["), metavar.strip("[]")
         kind = how.get("type") or READERS.get(plain, str)
         several = plain.endswith("...") and plain not in READERS
@@ -137,7 +138,7 @@ def add(group: Any, table: Mapping[str, str], **how: Any) -> None:
             keys |= {"action": "append", "default": []}
         elif metavar and (found := DEFAULT.search(text)):
             keys["const" if is_optional and name else "default"] = kind(found[1].replace("%%", "%"))
-        flags = [*short, name] if name else [] if "dest" in how else [metavar.lower()]
+        flags = [*short, name] if name else [argument or metavar.lower()]
         group.add_argument(*flags, help=text, **{**keys, **how})
 
 
@@ -154,8 +155,8 @@ def leaf_commands(parser: Any) -> Iterator[Any]:
 def add_scenario_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that `scenario_layers` reads, without those of `add_contest_options`."""
     group = parser.add_argument_group("scenario")
-    add(group, {"[FILE]": "scenario YAML file, or a configuration of llm-serving or MindIE"}, dest="scenario")
     add(group, {
+        "[FILE]=scenario": "scenario YAML file, or a configuration of llm-serving or MindIE",
         "--preset NAME": "preset to start from; `sim policies list` lists them (default: none)",
         "--policy NAME": "policy name, or path/to/file.py:Name (default: the scenario's, else llm-serving; `sim run` "
         "and `check` of a trace alone: vLLM)",

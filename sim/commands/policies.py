@@ -21,7 +21,7 @@ def register(commands: Any) -> None:
     listing.set_defaults(run=list_policies)
     show = actions.add_parser("show", help="show the fields and defaults of a policy or router, and its validation")
     shown = "name of a policy, preset or router, or path/to/file.py:Name"
-    options.add(show, {"NAME": shown}, dest="policy_or_preset")
+    options.add(show, {"NAME=policy_or_preset": shown})
     options.add_json(show)
     options.add_trust(show)
     show.set_defaults(run=show_policy)
@@ -31,8 +31,8 @@ def register(commands: Any) -> None:
         "lose no request, and make the same decisions in simulated and live runs. A router must be deterministic, "
         "change its memory only in the methods that say what happened, and choose replicas that are present.",
     )  # fmt: skip
-    options.add(check, {"NAME": "name of a policy or router, or path/to/file.py:Name"}, dest="policy")
-    options.add(check, {"--set FIELD=VALUE": "value of a field (repeatable)"})
+    options.add(check, {"NAME=policy": "name of a policy or router, or path/to/file.py:Name",
+                        "--set FIELD=VALUE": "value of a field (repeatable)"})  # fmt: skip
     options.add_trust(check)
     check.set_defaults(run=run_check)
     policies_prove.register(actions)

@@ -23,7 +23,7 @@ def register(actions: Any) -> None:
         "every decision with the policy: requests and tokens of each step, preemptions, cached tokens, free blocks. "
         "Exit code 3 if there is a difference.",
     )  # fmt: skip
-    options.add(prove, {"NAME": "policy, e.g. vllm-v1"}, dest="policy")
+    options.add(prove, {"NAME=policy": "policy, e.g. vllm-v1"})
     options.add(prove, {"--engine NAME": "installed engine (default: vllm)"}, default="vllm")
     options.add(prove, {
         "--worker-python PATH": "Python interpreter that has the engine (default: SERVESIM_VLLM_PYTHON, else this one)",

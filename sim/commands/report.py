@@ -17,8 +17,7 @@ def register(commands: Any) -> None:
         description="Write one offline HTML page from the finished runs of a sweep, or from a single run.",
     )  # fmt: skip
     sources = "folder of `sim sweep`, `sim search`, `sim capacity`, `sim run` or `sim replay`"
-    options.add(report, {"DIR": sources}, dest="folder")
-    options.add(report, {"-o, --output FILE": "file to write (default: DIR/report.html)"})
+    options.add(report, {"DIR=folder": sources, "-o, --output FILE": "file to write (default: DIR/report.html)"})
     report.set_defaults(run=run_report)
 
     plot = commands.add_parser(
@@ -26,8 +25,8 @@ def register(commands: Any) -> None:
         description="Draw charts of report.html with matplotlib: trade-offs and parameters; "
         "for a sweep over rates, its curves.",
     )  # fmt: skip
-    options.add(plot, {"DIR": "folder of `sim sweep`, `sim search` or `sim capacity`"}, dest="folder")
     options.add(plot, {
+        "DIR=folder": "folder of `sim sweep`, `sim search` or `sim capacity`",
         "-o, --output DIR": "folder for the charts (default: DIR/plots)",
         "--format {png,svg}": "file format (default png)",
     })  # fmt: skip
@@ -38,8 +37,8 @@ def register(commands: Any) -> None:
         description="Print one metric of a sweep as a table: the values of one parameter in rows, of another in "
         "columns. The other parameters have the winner's values.",
     )  # fmt: skip
-    options.add(table, {"DIR": "folder of `sim sweep` or `sim search`"}, dest="folder")
     options.add(table, {
+        "DIR=folder": "folder of `sim sweep` or `sim search`",
         "--rows KEY": "parameter of the rows, e.g. policy.max_num_seqs (default: a strong one)",
         "--columns KEY": "parameter of the columns (default: a strong one)",
         "--metric NAME": "metric of the cells (default: the first objective)",

@@ -29,8 +29,8 @@ def register(commands: Any) -> None:
 def _register_convert(actions: Any) -> None:
     convert = actions.add_parser("convert", help="convert traces between formats, and edit them")
     source = "trace file, plain or .gz; several files are merged; - reads standard input"
-    options.add(convert, {"[FILE...]": source}, dest="files")
-    options.add(convert, {"--list": "list the formats that can be read and written, then exit"})
+    listing = "list the formats that can be read and written, then exit"
+    options.add(convert, {"[FILE...]=files": source, "--list": listing})
     _add_reading_options(convert)
     _add_editing_options(convert)
     _add_writing_options(convert)
@@ -39,8 +39,8 @@ def _register_convert(actions: Any) -> None:
 
 def _register_synth(actions: Any) -> None:
     synth = actions.add_parser("synth", help="generate a trace from a workload description")
-    options.add(synth, {"[FILE]": "YAML file: a scenario with `workload`, or that section alone"}, dest="file")
     options.add(synth, {
+        "[FILE]=file": "YAML file: a scenario with `workload`, or that section alone",
         "--set KEY=VALUE": "override a workload key, e.g. arrivals.rate=8.2 (repeatable)",
         "--seed N": "random seed (default 0)",
     })  # fmt: skip

@@ -19,10 +19,9 @@ def register(commands: Any) -> None:
         description="Compare folders of `sim run -o` and `sim replay -o`. Folders that hold several runs are paired "
         "by name.",
     )
-    options.add(verify, {"SIM": "folder of one or several simulated runs"}, dest="simulated")
-    live = "folder of one or several measured runs, or the result file of vllm bench, guidellm or aiperf"
-    options.add(verify, {"LIVE": live}, dest="measured")
     options.add(verify, {
+        "SIM=simulated": "folder of one or several simulated runs",
+        "LIVE=measured": "folder of one or several measured runs, or the result file of vllm bench, guidellm or aiperf",
         "--profile NAME": "profile used to find the sources of the error (default: that of the simulated run)",
         "-o, --output DIR": "folder for report.html and verify.json",
     })  # fmt: skip

@@ -20,7 +20,7 @@ from servesim.files.checked import first_error, validate
 from servesim.runs.intervals import Draw
 from servesim.runs.request_rate import longer_scenario, request_rate, scenario_at_rate
 from servesim.statistics.constraints import Bound, parse_bounds
-from servesim.statistics.objective import Objective
+from servesim.statistics.objective import Objective, parse_objective
 
 from .experiment_file import EXPERIMENT_FILE, ExperimentFile, input_digests, read_terms, versions
 from .grid import Assignment
@@ -199,9 +199,10 @@ def load_experiment(folder: Path) -> Experiment:
         raise BadInput(f"{folder}: expected a folder of {commands}; it has no {EXPERIMENT_FILE}")
     data = validate(ExperimentFile, read_terms(where), str(where))
     window = None if data.steady_window is None else (data.steady_window[0], data.steady_window[1])
-    objectives = [Objective(objective.metric, objective.goal) for objective in data.objectives]
     values = {name: getattr(data, name) for name in type(data).model_fields}
     try:
+        known = ({key: keys[key] for key in Objective._fields if key in keys} for keys in data.objectives)
+        objectives = [parse_objective(keys) for keys in known]
         values |= {"objectives": objectives, "steady_window": window, "subject_to": parse_bounds(data.subject_to)}
         experiment = Experiment(**values)
         for config in range(len(experiment.configs)):

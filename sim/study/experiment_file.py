@@ -16,9 +16,9 @@ import platform
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional
+from typing import Annotated, Any, Optional
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 from servesim.config.layers import Tree, as_section
 from servesim.config.paths import find_beside, names_relative_file, resolve_settings, resolve_sweep_paths
 from servesim.config.registry import policy_class
@@ -31,7 +31,6 @@ from servesim.costs.named_profile import is_named, measured_for
 from servesim.files.checked import Stored
 from servesim.files.read import quote, read_json
 from servesim.files.write import FileExists, list_files, write_json
-from servesim.runs.metric_table import is_metric
 from servesim.version import __version__
 
 from .study_keys import INDIFFERENCE
@@ -54,27 +53,13 @@ def valid_name(text: str) -> str:
     return re.sub(r"[^\w .+-]", "-", text)[:100].lstrip(" .+-") or "sweep"
 
 
-def check_metric(name: str) -> str:
-    """Return the name of a metric, also of one priority or session."""
-    if not is_metric(name):
-        raise ValueError("the name of a metric")
-    return name
-
-
-class ObjectiveKeys(Stored):
-    """A metric and its goal."""
-
-    metric: Annotated[str, AfterValidator(check_metric)]
-    goal: Literal["min", "max"]
-
-
 class ExperimentFile(Stored):
     """The keys of experiment.json."""
 
     name: str
     base: dict[str, Any]
     configs: list[dict[str, Any]] = Field(min_length=1)
-    objectives: list[ObjectiveKeys] = Field(min_length=1)
+    objectives: list[dict[str, Any]] = Field(min_length=1)  # metric and goal
     replications: Count
     confidence: Fraction
     ci: Optional[Fraction]
