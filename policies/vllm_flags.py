@@ -40,23 +40,19 @@ def blocks_gib(scenario: Scenario, blocks: int) -> float:
     return float(f"{size / 2**30:.6g}")
 
 
-def note_on_whole_prompts(scenario: Scenario, no_limit: bool) -> list[str]:
-    """Return a note if vLLM compares the token budget with the maximum length of the model, which is not known here."""
-    if no_limit or scenario.engine.max_model_len is not None:
-        return []
-    return [
-        "without chunked prefill, vLLM starts only if --max-num-batched-tokens is at least the maximum length of the "
-        "model; set engine.max_model_len"
-    ]
-
-
-def memory_notes(scenario: Scenario) -> list[str]:
-    """Return what to know about the number of KV blocks."""
-    engine = scenario.engine
+def vllm_notes(scenario: Scenario, whole_prompts: bool) -> list[str]:
+    """Return what to know about the number of KV blocks and, without chunked prefill, about the token budget."""
+    engine, notes = scenario.engine, []
+    if whole_prompts and engine.max_model_len is None:  # vLLM compares the maximum length of the model, not known here
+        notes.append(
+            "without chunked prefill, vLLM starts only if --max-num-batched-tokens is at least the maximum length of "
+            "the model; set engine.max_model_len"
+        )
     if engine.device_memory is None:
-        return note_on_blocks(scenario, "--num-gpu-blocks-override")
+        return note_on_blocks(scenario, "--num-gpu-blocks-override") + notes
     size = format_bytes(engine.device_memory)
-    return [f"simulated with {engine.num_blocks:,} KV blocks on {size}; compare it with the number that vLLM prints"]
+    blocks = f"simulated with {engine.num_blocks:,} KV blocks on {size}; compare it with the number that vLLM prints"
+    return [blocks, *notes]
 
 
 def refuse_block_size(flags: dict[str, Any], size: int, sizes: Sequence[int], version: str) -> list[str]:

@@ -7,10 +7,9 @@ from typing import Any
 from servesim.config.exported import (
     MODEL,
     Exported,
-    changed_engine_keys,
-    changed_fields,
     flag_words,
     model_flags,
+    not_expressed,
     note_on_blocks,
     shell_command,
 )
@@ -43,8 +42,7 @@ def sglang_command(scenario: Scenario, model: str = MODEL) -> Exported:
     if not policy.is_old:
         variables["retract_decode_steps"] = "SGLANG_RETRACT_DECODE_STEPS"
     changed = {field: name for field, name in variables.items() if getattr(policy, field) != defaults[field]}
-    missing = changed_fields(policy, FIELDS | set(variables), REASONS)
-    missing += changed_engine_keys(engine, {"block_size", "max_model_len"})
+    missing = not_expressed(scenario, policy, FIELDS | set(variables), REASONS, {"block_size", "max_model_len"})
     known_order = policy.schedule_policy != "lof" or not policy.is_old
     if not known_order:
         missing.append(f"policy.schedule_policy={policy.schedule_policy}: the command of 0.4.6 does not accept it")

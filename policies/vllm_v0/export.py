@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from servesim.config.exported import MODEL, Exported, changed_engine_keys, changed_fields, flag_words, shell_command
+from servesim.config.exported import MODEL, Exported, flag_words, not_expressed, shell_command
 from servesim.config.scenario import Scenario
 from servesim.core import BadInput
 from servesim.policies.vllm_flags import (
@@ -16,11 +16,10 @@ from servesim.policies.vllm_flags import (
     ENGINE_KEYS,
     blocks_gib,
     memory_flags,
-    memory_notes,
-    note_on_whole_prompts,
     refuse_block_size,
     switch,
     token_flags,
+    vllm_notes,
 )
 
 SERVER = "vLLM 0.8.5 (v0 engine)"
@@ -54,7 +53,7 @@ def v0_command(scenario: Scenario, model: str = MODEL) -> Exported:
         flags["--max-num-partial-prefills"] = policy.max_num_partial_prefills
         flags["--max-long-partial-prefills"] = policy.max_long_partial_prefills
         flags["--long-prefill-token-threshold"] = policy.long_prefill_token_threshold or None
-    missing = changed_fields(policy, FIELDS, RULES) + changed_engine_keys(engine, ENGINE_KEYS)
+    missing = not_expressed(scenario, policy, FIELDS, RULES, ENGINE_KEYS)
     flags.update(memory_flags(scenario, engine.num_blocks))
     missing += refuse_block_size(flags, engine.block_size, BLOCK_SIZES, "0.8.5")
     try:
@@ -63,10 +62,7 @@ def v0_command(scenario: Scenario, model: str = MODEL) -> Exported:
         missing.append(f"engine.host_blocks={engine.host_blocks}: set engine.model to compute --swap-space in GiB")
     flags.update(switch("enable-prefix-caching", False))
     command = shell_command(["vllm", "serve", model], flag_words(flags), {"VLLM_USE_V1": 0})
-    notes = [
-        *memory_notes(scenario),
-        *note_on_whole_prompts(scenario, chunked or policy.max_num_batched_tokens is None),
-    ]
+    notes = vllm_notes(scenario, not chunked and policy.max_num_batched_tokens is not None)
     return Exported(SERVER, "vllm.sh", command, notes, missing)
 
 

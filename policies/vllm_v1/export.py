@@ -9,11 +9,10 @@ from typing import Any, NamedTuple, Optional
 from servesim.config.exported import (
     MODEL,
     Exported,
-    changed_engine_keys,
-    changed_fields,
     changed_flags,
     flag_words,
     model_flags,
+    not_expressed,
     recorded_server,
     shell_command,
 )
@@ -25,11 +24,10 @@ from servesim.policies.vllm_flags import (
     ENGINE_KEYS,
     blocks_gib,
     memory_flags,
-    memory_notes,
-    note_on_whole_prompts,
     refuse_block_size,
     switch,
     token_flags,
+    vllm_notes,
 )
 
 from .settings import SETTING_SINCE
@@ -99,15 +97,15 @@ def v1_command(scenario: Scenario, model: str = MODEL, plugin: Optional[Plugin] 
     policy: Any = scenario.make_policy()
     engine, added = scenario.engine, plugin or Plugin()
     flags = {**model_flags(scenario, "--tensor-parallel-size"), **v1_flags(scenario, policy), **added.flags}
-    notes = [*added.notes, *memory_notes(scenario), *note_on_whole_prompts(scenario, policy.enable_chunked_prefill)]
+    notes = [*added.notes, *vllm_notes(scenario, not policy.enable_chunked_prefill)]
     if engine.host_cache is not None:
         notes.insert(0, OFFLOADING)
     if DRAFT_MODEL in str(flags["--speculative-config"]):
         notes.insert(0, NAME_DRAFTER)
     if policy.is_since(DECIDES_ASYNC) and not policy.async_scheduling and policy.speculative_method != "ngram":
         notes.insert(0, f"--no-async-scheduling: {AS_SIMULATED.format('plan a step while the last one runs')}")
-    missing = changed_fields(policy, FIELDS | set(added.fields), {**OF_MODEL, **added.not_expressed})
-    missing += changed_engine_keys(engine, ENGINE_KEYS)
+    why = {**OF_MODEL, **added.not_expressed}
+    missing = not_expressed(scenario, policy, FIELDS | set(added.fields), why, ENGINE_KEYS)
     if not policy.is_since(ANY_BLOCK_SIZE):
         sizes = (*BLOCK_SIZES, 256) if policy.is_since((0, 11, 1)) else BLOCK_SIZES
         missing += refuse_block_size(flags, engine.block_size, sizes, policy.version)

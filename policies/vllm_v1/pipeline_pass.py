@@ -33,7 +33,8 @@ class PipelinePass(DraftPass):
         return super().running_tokens(request)
 
     def candidates(self, chunks: Sequence[Chunk]) -> Iterable[Request]:
-        return (request for request in self.view.waiting if request not in self.returning)
+        waiting, returning = self.view.waiting, self.returning
+        return [request for request in waiting if request not in returning] if returning else waiting
 
     def run(self) -> Plan:
         plan = super().run()

@@ -16,6 +16,7 @@ from .scenario import EngineConfig, Scenario
 
 MODEL = "MODEL"  # in a command, if the user names no model
 MEMORY_KEYS = {"num_blocks", "device_memory", "gpu_memory_utilization", "model", "reserve"}
+NO_SETTING = "the server has no such setting"
 DESCRIBES = {  # keys that describe a server or its clients, but set nothing
     "front_end": "the delay of the front end is a property of the server",
     "empty_step": "a property of the server",
@@ -123,21 +124,24 @@ def changed_flags(
     return [*result, *added], [*diff, *(f"+ {shlex.join(flag)}" for flag in added)]
 
 
-def changed_fields(policy: Policy, expressed: Collection[str], why: Mapping[str, str]) -> list[str]:
-    """Return the fields of a policy that are not expressed and differ from the defaults, with the reason."""
+def not_expressed(
+    scenario: Scenario, policy: Policy, fields: Collection[str], why: Mapping[str, str], keys: Collection[str]
+) -> list[str]:
+    """Return what differs from the defaults, but is none of the expressed fields of a policy and keys of the engine."""
     defaults = field_values(type(policy)())
-    return [
-        f"policy.{name}={value}: {why.get(name, 'the server has no such setting')}"
+    missing = [
+        f"policy.{name}={value}: {why.get(name, NO_SETTING)}"
         for name, value in field_values(policy).items()
-        if name not in expressed and value != defaults[name]
+        if name not in fields and value != defaults[name]
     ]
+    return missing + changed_engine_keys(scenario.engine, keys)
 
 
 def changed_engine_keys(engine: EngineConfig, expressed: Collection[str]) -> list[str]:
     """Return the keys of the engine section that are not expressed and differ from the defaults."""
     defaults = EngineConfig()
     return [
-        f"engine.{name}: {DESCRIBES.get(name, 'the server has no such setting')}"
+        f"engine.{name}: {DESCRIBES.get(name, NO_SETTING)}"
         for name in EngineConfig.model_fields
         if name in engine.model_fields_set and name not in expressed and name not in MEMORY_KEYS
         if getattr(engine, name) != getattr(defaults, name)

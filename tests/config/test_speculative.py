@@ -86,7 +86,7 @@ def test_policies_that_do_not_speculate_refuse_the_section() -> None:
         "speculative.tokens: expected 0 with version 0.27.0: its rules are known for 0.32.0 only, got 3"
     )
     assert refusal({**BASE, "policy": {"name": "vllm-ascend-balance"}}) == (
-        "speculative.tokens: expected 0, its rules are modelled with vllm-v1, not with this scheduler, got 3"
+        "speculative.tokens: expected 0, its rules with this scheduler are not modelled, got 3"
     )
 
 
