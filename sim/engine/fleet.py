@@ -96,13 +96,17 @@ class Fleet(Servers):
             self._router_process = env.process(self._run_router())
             env.run()
         finally:  # also if a replica is stuck
-            self.now = max([replica.loop.now for replica in self.replicas])
-            idle = [self.now - replica.loop.now + replica.idle_s for replica in self.replicas]
-            self.idle_s = sum(idle) / len(idle)  # of a replica on average
+            self._set_times()
         self._finish()
         if unreleased := self.arrivals.unreleased():
             raise Stuck("these requests wait for a request that does not exist or never finished", unreleased, self.now)
         return self.now
+
+    def _set_times(self) -> None:
+        """Set the end of the run, and the idle time of a replica on average."""
+        self.now = max([replica.loop.now for replica in self.replicas])
+        idle = [self.now - replica.loop.now + replica.idle_s for replica in self.replicas]
+        self.idle_s = sum(idle) / len(idle)
 
     def _send_all(self) -> None:
         """Send all requests. If they are created when they are read, the replicas run in between."""
@@ -113,8 +117,7 @@ class Fleet(Servers):
             sent += 1
             if self._runs_between and sent % PART == 0 and self.arrivals.next_arrival < math.inf:
                 for replica in self.replicas:
-                    replica.loop.expects = True
-                    replica.run_until(self.arrivals.next_arrival)
+                    self._run_until(replica, self.arrivals.next_arrival)
         for replica in self.replicas:
             replica.loop.holds = False
 
@@ -143,9 +146,8 @@ class Fleet(Servers):
         replica = self.replicas[number]
         if self._is_coupled:  # a report may have run held steps, whose ends bring requests
             self._release()
-        replica.loop.expects = self.arrivals.next_arrival < math.inf
         self._running = replica
-        time = replica.run_until(self._horizon(number))
+        time = self._run_until(replica, self._horizon(number))
         self._running = None
         if self._is_coupled:
             self._release()
@@ -155,7 +157,12 @@ class Fleet(Servers):
         """Run the replicas that may have changed something up to now. In a coupled fleet, they run by themselves."""
         for replica in self.replicas if not self._is_coupled else ():
             if replica.wakes_at < now:
-                replica.run_until(now)
+                self._run_until(replica, now)
+
+    def _run_until(self, replica: Replica, horizon: float) -> float:
+        """Run the steps of a replica that are decided before a time. Return when it may change something next."""
+        replica.loop.expects = self.arrivals.next_arrival < math.inf
+        return replica.run_until(horizon)
 
     def _sleep(self, time: float, order: int = 1) -> Generator[simpy.Event, Any, Any]:
         """Wait until a time, or until an interrupt; return its cause. At equal times, the lower order is first."""

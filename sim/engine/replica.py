@@ -82,7 +82,7 @@ class Replica:
             if time >= horizon:
                 self.wakes_at = time
                 return time
-            self._wait(time)
+            self.wait(time)
             self._step()
 
     def _run_held_plan(self, held: Step) -> None:
@@ -97,7 +97,7 @@ class Replica:
             self._run_held_plan(self.loop.held)
         time = self.next_event
         while time < math.inf:
-            self._wait(time)
+            self.wait(time)
             time = self.loop.run_until_wait()
         self.wakes_at = time
         return time
@@ -122,7 +122,8 @@ class Replica:
             time = min(time, self.loop.inbox.next_arrival)
         return max(self.loop.now, time)
 
-    def _wait(self, time: float) -> None:
+    def wait(self, time: float) -> None:
+        """Go on at a later time, without a model call."""
         if time > self.loop.now:
             self.idle_s += time - self.loop.now
             self.loop.now = time

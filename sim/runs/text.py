@@ -129,7 +129,7 @@ def leading_line(run: Run) -> str:
 
 def fleet_lines(run: Run) -> list[str]:
     """Return the metrics of a fleet, and a table of its replicas."""
-    result, cluster = run.result(), run.scenario.cluster
+    result, cluster = run.result(), run.scenario.fleet
     assert cluster is not None
     return [
         line("Replicas:", len(result["replicas"])),
