@@ -231,7 +231,7 @@ def fewest(counts: list[int], present: Sequence[int]) -> list[int]:
     """Return the replicas with the lowest count."""
     found: list[int] = []
     lowest = -1
-    for replica in present:
+    for replica in list(present):  # compiled, a list is faster
         count = counts[replica]
         if count == lowest:
             found.append(replica)

@@ -69,7 +69,7 @@ def run_scenario(args: argparse.Namespace) -> int:
         if args.timeline:
             from servesim.runs.timeline import Timeline
 
-            names = [] if scenario.cluster is None else scenario.cluster.names
+            names = [] if scenario.fleet is None else scenario.fleet.names
             observers.append(files.enter_context(Timeline(args.timeline, names)))
         start = time.perf_counter()
         run = simulate(scenario, trace, observers, fast_forward=not args.no_fast_forward)

@@ -268,6 +268,15 @@ class Scenario(Keys):
         """Whether this command may load the policy: a built-in one, or a file or an engine if it may run code now."""
         return code_access() is not None or not (names_file(self.policy["name"]) or self.policy["name"] == ENGINE)
 
+    @property
+    def fleet(self) -> Optional[Cluster]:
+        """The servers and their router: a cluster, or the ranks in lock step of one server. None: one server."""
+        ranks = self.engine.data_parallel_size
+        if ranks == 1:
+            return self.cluster
+        cluster = Cluster(router={"name": "ranks in turn"}) if self.cluster is None else self.cluster
+        return cluster.model_copy(update={"replicas": ranks})
+
     def decode_buckets(self, policy: Policy) -> list[int]:
         """Return the padded decode batch sizes; llm-serving always decodes all of its slots."""
         if self.engine.decode_buckets:
@@ -307,11 +316,12 @@ def check_cluster(scenario: Scenario, cluster: Cluster) -> None:
     if code_access() is not None or not names_file(cluster.router["name"]):
         cluster.make_router()
         cluster.make_decode_router()
+    is_one = cluster.replicas is None and not cluster.pools and cluster.changes() is None
     for pool in cluster.all_pools:
         server = scenario_of_pool(scenario, pool)
         engine = server.engine
-        if engine.data_parallel_size > 1:
-            raise BadInput("engine.data_parallel_size: expected 1 in a cluster: its replicas are the ranks")
+        if engine.data_parallel_size > 1 and not is_one:
+            raise BadInput("engine.data_parallel_size: expected 1 in a cluster with replicas: these are the ranks")
         if cluster.is_apart and server.policy.get(STAGES, 1) != 1:
             raise BadInput(f"policy.{STAGES}: expected 1 with pools of role prefill and decode")
         if cluster.is_apart and engine.kv_cache_groups not in (None, [None]):

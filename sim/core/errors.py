@@ -50,11 +50,14 @@ class Stuck(RuntimeError):
     """
 
     def __init__(self, reason: str, requests: Sequence[Request], now: float, cause: str = "") -> None:
-        self.requests = tuple(requests)
-        self.now = now
+        super().__init__(reason, requests, now, cause)  # as above
+        self.reason, self.requests, self.now, self.cause = reason, tuple(requests), now, cause
+
+    def __str__(self) -> str:
         names = ", ".join(str(request.id) for request in self.requests[:8])
         more = f" and {len(self.requests) - 8} more" if len(self.requests) > 8 else ""
-        super().__init__(f"stuck at t={now:g} s: {reason} (requests {names}{more}){cause and f': {cause}'}")
+        end = f": {self.cause}" if self.cause else ""
+        return f"stuck at t={self.now:g} s: {self.reason} (requests {names}{more}){end}"
 
 
 class DeviceFailed(RuntimeError):

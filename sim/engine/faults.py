@@ -219,7 +219,7 @@ class ChangingFleet(Fleet):
             number = self._choose(False, request)
             if number in self._alive:
                 return number
-            self.router.ended(self.memory, self._asked.pop(request.id), number)
+            self.router.ended(self.memory, *self._asked.pop(request.id))
             self._without_token.pop(request.id, None)
             if not self._changes.retry:
                 self._lose(request, self._env.now, "its replica was gone")

@@ -51,7 +51,7 @@ class Fleet(Servers):
         self._ask = ask
         self._cached = CachedTokens(self.replicas)
         self._view = View(0.0, self.present, self.memory, self._cached)  # what a router sees at a choice
-        self._asked: dict[Any, Asked] = {}  # of the requests in flight, if the router learns
+        self._asked: dict[Any, tuple[Asked, int]] = {}  # requests in flight and their replicas, if the router learns
         self._without_token: dict[Any, Request] = {}  # of these, if the router learns of first tokens
         self._random = Random(f"router {seed}")
         self.arrivals = Inbox(requests, client_delay=replicas[0].loop.inbox.client_delay)
@@ -73,7 +73,7 @@ class Fleet(Servers):
         streams = isinstance(requests, Iterator)
         self._runs_between = self._is_static and streams and all(each.may_pause for each in held)
         for loop in self.loops if self._runs_between else ():
-            loop.holds = loop.pauses = True
+            loop.pauses = True
         self._reported_at = -math.inf
         self._env = simpy.Environment()
         self._running: Optional[Replica] = None  # the one that runs steps now
@@ -96,13 +96,17 @@ class Fleet(Servers):
             self._router_process = env.process(self._run_router())
             env.run()
         finally:  # also if a replica is stuck
-            self.now = max([replica.loop.now for replica in self.replicas])
-            idle = [self.now - replica.loop.now + replica.idle_s for replica in self.replicas]
-            self.idle_s = sum(idle) / len(idle)  # of a replica on average
+            self._set_times()
         self._finish()
         if unreleased := self.arrivals.unreleased():
             raise Stuck("these requests wait for a request that does not exist or never finished", unreleased, self.now)
         return self.now
+
+    def _set_times(self) -> None:
+        """Set the end of the run, and the idle time of a replica on average."""
+        self.now = max([replica.loop.now for replica in self.replicas])
+        idle = [self.now - replica.loop.now + replica.idle_s for replica in self.replicas]
+        self.idle_s = sum(idle) / len(idle)
 
     def _send_all(self) -> None:
         """Send all requests. If they are created when they are read, the replicas run in between."""
@@ -113,10 +117,7 @@ class Fleet(Servers):
             sent += 1
             if self._runs_between and sent % PART == 0 and self.arrivals.next_arrival < math.inf:
                 for replica in self.replicas:
-                    replica.loop.expects = True
-                    replica.run_until(self.arrivals.next_arrival)
-        for replica in self.replicas:
-            replica.loop.holds = False
+                    self._run_until(replica, self.arrivals.next_arrival)
 
     def _run_router(self) -> Generator[simpy.Event, Any, None]:
         while self._is_coupled or self.arrivals.next_arrival < math.inf:
@@ -143,9 +144,8 @@ class Fleet(Servers):
         replica = self.replicas[number]
         if self._is_coupled:  # a report may have run held steps, whose ends bring requests
             self._release()
-        replica.loop.expects = self.arrivals.next_arrival < math.inf
         self._running = replica
-        time = replica.run_until(self._horizon(number))
+        time = self._run_until(replica, self._horizon(number))
         self._running = None
         if self._is_coupled:
             self._release()
@@ -155,7 +155,12 @@ class Fleet(Servers):
         """Run the replicas that may have changed something up to now. In a coupled fleet, they run by themselves."""
         for replica in self.replicas if not self._is_coupled else ():
             if replica.wakes_at < now:
-                replica.run_until(now)
+                self._run_until(replica, now)
+
+    def _run_until(self, replica: Replica, horizon: float) -> float:
+        """Run the steps of a replica that are decided before a time. Return when it may change something next."""
+        replica.loop.expects = self.arrivals.next_arrival < math.inf
+        return replica.run_until(horizon)
 
     def _sleep(self, time: float, order: int = 1) -> Generator[simpy.Event, Any, Any]:
         """Wait until a time, or until an interrupt; return its cause. At equal times, the lower order is first."""
@@ -223,7 +228,7 @@ class Fleet(Servers):
         router.sent(asked, number, view)
         self.replica_of[request.id] = number
         if not self._is_static:
-            self._asked[request.id] = asked
+            self._asked[request.id] = asked, number
             if router.reads_first_tokens:
                 self._without_token[request.id] = request
         return number
@@ -258,12 +263,11 @@ class Fleet(Servers):
         if len(known) > 1:
             known.sort(key=_time_of)
         for _, request in known:
-            asked = self._asked.pop(request.id, None)
-            if asked is None:  # its prefill failed, so it was not sent to a decode replica
+            sent = self._asked.pop(request.id, None)
+            if sent is None:  # its prefill failed, so it was not sent to a decode replica
                 continue
-            number = self.replica_of[request.id]
-            router, memory = self._router_of(number)
-            router.ended(memory, asked, number)
+            router, memory = self._router_of(sent[1])
+            router.ended(memory, sent[0], sent[1])
             if self._without_token:
                 self._without_token.pop(request.id, None)
 
@@ -282,9 +286,9 @@ class Fleet(Servers):
         started = [request for request in self._without_token.values() if (request.first_token or math.inf) <= now]
         for request in sorted(started, key=attrgetter("first_token")):
             del self._without_token[request.id]
-            number = self.replica_of[request.id]
+            asked, number = self._asked[request.id]
             router, memory = self._router_of(number)
-            router.prefilled(memory, self._asked[request.id], number)
+            router.prefilled(memory, asked, number)
 
     def _release(self) -> None:
         """Start the think time of requests whose predecessor has ended, go on after prefills, and wake the router."""

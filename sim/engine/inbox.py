@@ -21,7 +21,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import islice
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Final, Optional
 
 from servesim.core import Request
@@ -115,9 +115,12 @@ class Inbox:
         self._update_next_arrival()
 
     def send(self, request: Request) -> None:
-        """Add a request of a router. It comes after those before it and keeps its serial."""
-        self._pass_on(request)
-        self._coming.append(request)
+        """Add a request of a router. It keeps its serial, and comes after those before it unless it follows one."""
+        if request.follows is None:
+            self._pass_on(request)
+            self._coming.append(request)
+        else:
+            self._release(request)
         self._update_next_arrival()
 
     def send_again(self, request: Request, time: float) -> None:
@@ -127,8 +130,10 @@ class Inbox:
 
     def take_all(self) -> list[Request]:
         """Take out the requests of a router that the scheduler has not seen."""
-        taken = [*(request for _, request in self.delayed), *self._coming[self._next :]]
+        released = [entry[2] for entry in sorted(self._released, key=itemgetter(0, 1))]
+        taken = [*(request for _, request in self.delayed), *self._coming[self._next :], *released]
         self.delayed.clear()
+        self._released.clear()
         self._next = len(self._coming)
         self._update_next_arrival()
         return taken
@@ -139,8 +144,8 @@ class Inbox:
             self.ended.append((now, ended))
         if self.followers:
             for request in self.followers.pop(ended.id, ()):
-                request.sent = request.visible_at = now + max(request.think_time, self.client_delay)
-                request.state_since = request.sent
+                request.sent = request.arrival = now + max(request.think_time, self.client_delay)
+                request.visible_at = request.state_since = request.sent
                 self._release(request)
             self._update_next_arrival()
 
@@ -154,7 +159,7 @@ class Inbox:
             self._update_next_arrival()
 
     def _release(self, request: Request) -> None:
-        request.arrival = request.sent + self._work(request)
+        request.arrival += self._work(request)
         heappush(self._released, (request.arrival + self.seconds, request.serial, request))
 
     def _pass_on(self, request: Request) -> None:

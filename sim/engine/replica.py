@@ -62,8 +62,8 @@ class Replica:
         """
         loop, inbox = self.loop, self.loop.inbox
         loop.barrier = self.horizon = horizon
-        if horizon == math.inf and not loop.holds:
-            return self._run_alone()
+        if not loop.holds:
+            return self._run_known(horizon)
         ended = inbox.ended if inbox.stops_at_ends and inbox.ended is not None else NO_ENDS
         ends = len(ended)
         while True:
@@ -82,7 +82,7 @@ class Replica:
             if time >= horizon:
                 self.wakes_at = time
                 return time
-            self._wait(time)
+            self.wait(time)
             self._step()
 
     def _run_held_plan(self, held: Step) -> None:
@@ -91,14 +91,17 @@ class Replica:
         self.wakes_at = loop.now
         self._set_bound()
 
-    def _run_alone(self) -> float:
-        """Run all steps of a replica whose requests are all known."""
-        if self.loop.held is not None:
-            self._run_held_plan(self.loop.held)
+    def _run_known(self, horizon: float) -> float:
+        """Run a replica that knows its requests before a time. A held plan that reaches it waits there."""
+        loop = self.loop
+        if loop.held is not None:
+            self._run_held_plan(loop.held)
         time = self.next_event
-        while time < math.inf:
-            self._wait(time)
-            time = self.loop.run_until_wait()
+        while time < horizon and loop.held is None:
+            self.wait(time)
+            loop.sleeps = False
+            next_event = loop.step()
+            time = loop.now if next_event is None else next_event
         self.wakes_at = time
         return time
 
@@ -122,7 +125,8 @@ class Replica:
             time = min(time, self.loop.inbox.next_arrival)
         return max(self.loop.now, time)
 
-    def _wait(self, time: float) -> None:
+    def wait(self, time: float) -> None:
+        """Go on at a later time, without a model call."""
         if time > self.loop.now:
             self.idle_s += time - self.loop.now
             self.loop.now = time

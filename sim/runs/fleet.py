@@ -13,6 +13,7 @@ from servesim.costs.derived import ScaledCost
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.engine.faults import ChangingFleet
 from servesim.engine.fleet import Fleet
+from servesim.engine.lock_step import LockStep, requests_by_rank
 from servesim.engine.loop import Loop
 from servesim.engine.replica import Replica
 from servesim.engine.router_view import RouterTexts
@@ -20,7 +21,7 @@ from servesim.engine.simulated import SimulatedClock
 from servesim.engine.transfers import Transfers, TransferSettings
 from servesim.routers.simple import RoundRobin
 
-from .build import build_simulation
+from .build import build_scenario_loop, build_simulation
 
 TextOf = Callable[[Request], str]  # the prompt of a request
 
@@ -30,6 +31,8 @@ def build_fleet(
     profile: Profile, text_of: Optional[TextOf] = None,
 ) -> tuple[Fleet, list[SimulatedClock]]:  # fmt: skip
     """Return the replicas of a scenario behind their router, and their clocks; `text_of`: texts of real prompts."""
+    if scenario.engine.data_parallel_size > 1:
+        return build_ranks(scenario, cluster, requests, observers, profile, text_of)
     clocks: list[SimulatedClock] = []
     servers: list[tuple[Scenario, Profile]] = []
     for pool in cluster.all_pools:
@@ -57,6 +60,25 @@ def build_fleet(
     transfers = build_transfers(scenario, cluster, replicas, cluster.decodes)
     decode = cluster.make_decode_router(), cluster.decodes
     return Fleet(replicas, router, requests, texts, seed, staleness, transfers, decode), clocks
+
+
+def build_ranks(
+    scenario: Scenario, cluster: Cluster, requests: Iterable[Request], observers: Sequence[Any], profile: Profile,
+    text_of: Optional[TextOf],
+) -> tuple[LockStep, list[SimulatedClock]]:  # fmt: skip
+    """Return ranks in lock step, and their one clock. Without a cluster, no router chooses the rank of a request."""
+    router, by_rank = cluster.make_router() if scenario.cluster else RoundRobin(), [[] for _ in cluster.names]
+    if scenario.cluster is None:
+        by_rank, requests = requests_by_rank(requests, cluster.size), []
+    loop, clock = build_simulation(scenario, by_rank[0], observers, False, profile)
+    others = [build_scenario_loop(scenario, own, clock, observers, profile.front_end) for own in by_rank[1:]]
+    staleness = router.report_interval if cluster.staleness is None else cluster.staleness
+    replicas = [Replica(each) for each in (loop, *others)]
+    fleet = LockStep(replicas, router, requests, RouterTexts(text_of), scenario.seed, staleness)
+    for number, (replica, own, name) in enumerate(zip(replicas, by_rank, cluster.names)):
+        replica.server.name, replica.sent = name, len(own)
+        fleet.replica_of.update(dict.fromkeys([request.id for request in own], number))
+    return fleet, [clock]
 
 
 def build_transfers(

@@ -19,7 +19,7 @@ HOW_TO_PRICE = "expected cluster.price_per_hour, the price of one device, in the
 
 def price_per_second(scenario: Scenario, profile: Profile) -> Optional[float]:
     """Return what all devices of a cluster cost per second; None if the price of one is not known."""
-    total, cluster = 0.0, scenario.cluster
+    total, cluster = 0.0, scenario.fleet
     if cluster is None:
         return None
     for pool in cluster.all_pools:

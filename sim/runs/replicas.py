@@ -88,7 +88,12 @@ def replicas_of(fleet: Fleet, requests: Sequence[Request], makespan: float) -> O
     table = RunRequests.of(requests)
     ids = plain(values_of(table.asked, "id"))
     numbers = np.fromiter((fleet.replica_of.get(id, -1) for id in ids), np.int64, len(table))
-    rows = [replica_row(each, fleet.now, table, numbers == n, makespan) for n, each in enumerate(fleet.replicas)]
+    columns = [table.finished, table.column("first_token") - table.column("sent"),
+               table.column("written").copy(), table.column("preemptions").copy()]  # fmt: skip
+    rows = [
+        replica_row(each, fleet.now, [column[numbers == number] for column in columns], makespan)
+        for number, each in enumerate(fleet.replicas)
+    ]
     copies = fleet.transfers
     transfers = {} if copies is None else {
         "transfers": copies.count, "transfer_s": copies.seconds, "transfer_bytes": copies.bytes,
@@ -96,13 +101,13 @@ def replicas_of(fleet: Fleet, requests: Sequence[Request], makespan: float) -> O
     return Replicas(rows, fleet.replica_of, transfers)
 
 
-def replica_row(
-    replica: Replica, end: float, table: RunRequests, served: npt.NDArray[np.bool_], makespan: float
-) -> dict[str, Any]:
-    """Return the metrics of one replica in a run until `end`; `served`: which requests it has served."""
-    server, finished = replica.server, served & table.finished
-    ttft = (table.column("first_token") - table.column("sent"))[finished]
-    ttft, tokens = ttft[~np.isnan(ttft)], int(table.column("written")[finished].sum())
+def replica_row(replica: Replica, end: float, requests: Sequence[npt.NDArray[Any]], makespan: float) -> dict[str, Any]:
+    """Return the metrics of one replica in a run until `end`.
+
+    `requests`: whether those that it has served finished, their TTFT, tokens and preemptions.
+    """
+    server, (finished, ttft, written, preemptions) = replica.server, requests
+    ttft, tokens = ttft[finished & ~np.isnan(ttft)], int(written[finished].sum())
     busy = max(0.0, replica.loop.now - replica.idle_s)
     stats = None if server.prefix_cache is None else server.prefix_cache.stats
     return {
@@ -115,7 +120,7 @@ def replica_row(
         "busy_s": busy,
         "busy": busy / end if end else 0.0,
         "peak_kv_usage": server.kv_use.peak_blocks / server.pool.total if server.policy.uses_block_pool else None,
-        "preemptions": int(table.column("preemptions")[served].sum()),
+        "preemptions": int(preemptions.sum()),
         "model_calls": replica.loop.calls,
         **({} if server.drafts is None else draft_metrics([server.drafts])),
     }

@@ -17,7 +17,6 @@ from servesim.engine.drafts import Drafts, draft_metrics
 from servesim.engine.fleet import Fleet
 from servesim.engine.kv_cache import KvCache
 from servesim.engine.kv_use import KvUse, kv_metrics
-from servesim.engine.lock_step import LockStep, requests_by_rank
 from servesim.engine.loop import Loop, Observer
 from servesim.engine.rules import rules_of
 from servesim.engine.server import Server
@@ -28,7 +27,7 @@ from servesim.engine.work_totals import KindTotals
 from servesim.traces.edit import repeat, set_rate
 from servesim.traces.trace import Trace, gc_disabled, has_field
 
-from .build import build_scenario_loop, build_simulation
+from .build import build_simulation
 from .fleet import TextOf, build_fleet
 from .limit import limit_of
 from .metrics import Metrics
@@ -207,18 +206,15 @@ def simulate(
     profile = load_profile(scenario.profile) if profile is None else profile
     trace = load_trace(scenario) if trace is None else trace
     check_drafted(trace.requests, scenario)
-    ranks, several = scenario.engine.data_parallel_size, has_field(trace.requests, "sampling")
     requests = RunRequests(trace.requests, scenario.engine.client_timeout)
     ran: Iterable[Request] = requests.stream()
     if needs_all(scenario, trace):
         ran = requests.create_all(rules_of(scenario.make_policy()))
     servers: Union[Loop, Servers]
-    if scenario.cluster is not None:
-        if several:
-            raise BadInput("cluster: expected requests with one answer, the trace has some with several (n)")
-        servers, clocks = build_fleet(scenario, scenario.cluster, ran, observers, fast_forward, profile, text_of)
-    elif ranks > 1:
-        servers, clocks = build_ranks(scenario, requests_by_rank(list(ran), ranks), observers, profile)
+    if scenario.cluster is not None and has_field(trace.requests, "sampling"):
+        raise BadInput("cluster: expected requests with one answer, the trace has some with several (n)")
+    if scenario.fleet is not None:
+        servers, clocks = build_fleet(scenario, scenario.fleet, ran, observers, fast_forward, profile, text_of)
     else:
         servers, clock = build_simulation(scenario, ran, observers, fast_forward, profile)
         clocks = [clock]
@@ -244,15 +240,6 @@ def check_drafted(requests: Sequence[ClientRequest], scenario: Scenario) -> None
             raise BadInput(f"speculative.acceptance: expected the column acceptance, request {request.id} has none")
         if request.fails_at_token is not None:
             raise BadInput(f"speculative: expected requests without fails_at_token, request {request.id} has it")
-
-
-def build_ranks(
-    scenario: Scenario, by_rank: Sequence[Sequence[Request]], observers: Sequence[Observer], profile: Profile
-) -> tuple[Servers, list[SimulatedClock]]:
-    """Return ranks in lock step. They share one clock."""
-    loop, clock = build_simulation(scenario, by_rank[0], observers, False, profile)
-    others = [build_scenario_loop(scenario, more, clock, observers, profile.front_end) for more in by_rank[1:]]
-    return LockStep([loop, *others]), [clock]
 
 
 def run_loop(

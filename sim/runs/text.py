@@ -42,8 +42,8 @@ def show_run(run: Run, percentiles: Sequence[float] = SHOWN_PERCENTILES) -> str:
     leading = leading_metrics(run.scenario.model_dump(mode="json"), arrivals=arrivals)
     lines = [title_line(" Serving Benchmark Result (simulated) ", "="), *benchmark(run, percentiles)]
     lines += [title_line(" Simulator-only metrics "), *simulator_metrics(run, result)]
-    if run.scenario.cluster is not None and run.replicas is not None:
-        lines += [title_line(" Replicas "), *fleet_lines(result, run.scenario.cluster.router["name"])]
+    if run.scenario.fleet is not None and run.replicas is not None:
+        lines += [title_line(" Replicas "), *fleet_lines(result, run.scenario.fleet.router["name"])]
     if run.intervals is not None:
         limits = run.intervals["metrics"]
         lines.append(title_line(f" {100 * run.intervals['confidence']:g} % intervals "))

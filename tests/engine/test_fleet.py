@@ -72,6 +72,29 @@ def test_one_replica_equals_no_cluster(policy: dict[str, Any]) -> None:
             assert run.result() == alone.result(), router
 
 
+def test_a_request_that_follows_another_one_does_not_queue_in_the_front_end_of_its_replica() -> None:
+    scenario, trace = tree(POLICIES[1]), make_trace(1, 60, follow=0.6)
+    scenario["engine"]["front_end"] = {"per_request": 0.02, "per_token": 1e-5, "seconds": 0.01}
+    alone = simulate(scenario_from(scenario), trace)
+    run = simulate(scenario_from({**scenario, "cluster": {"replicas": 1}}), trace)
+    assert times(run) == times(alone)
+
+
+@pytest.mark.parametrize("follow", [0.0, 0.4], ids=["open", "followers"])
+@pytest.mark.parametrize("router", ["round-robin", "least-requests", "vllm-dp", "llm-d-precise"])
+def test_ranks_behind_a_router_take_the_steps_of_ranks_that_have_their_requests(router: str, follow: float) -> None:
+    ranks, trace = tree(POLICIES[1]), make_trace(7, 100, 60.0, follow)
+    ranks["engine"]["data_parallel_size"] = 3
+    run = simulate(scenario_from({**ranks, "cluster": {"router": router}}), trace)
+    assert run.replicas is not None and run.replicas.metrics["request_imbalance"] < 1.5
+    sent = [
+        ClientRequest(r.id, r.sent, r.prompt, r.output, session=run.replicas.name_of(r.id), content=r.content)
+        for r in sorted(run.requests, key=lambda r: r.sent)
+    ]
+    given = simulate(scenario_from(ranks), Trace(sent, "made", "synth"))
+    assert times(run) == times(given)
+
+
 @pytest.mark.parametrize("policy", POLICIES[:4], ids=lambda policy: policy["name"])
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_round_robin_equals_separate_runs_of_the_split_trace(policy: dict[str, Any], replicas: int) -> None:

@@ -12,9 +12,12 @@ from servesim.core import BadInput, Policy, Stuck
 from servesim.engine.inbox import Inbox
 from servesim.engine.lock_step import LockStep
 from servesim.engine.loop import Loop
+from servesim.engine.replica import Replica
+from servesim.engine.router_view import RouterTexts
 from servesim.engine.server import Server
 from servesim.engine.simulated import SimulatedClock
 from servesim.policies import POLICIES
+from servesim.routers.simple import RoundRobin
 from servesim.runs.build import copy_requests
 from servesim.runs.decision_log import DecisionLog
 from servesim.testing import ContractWorld, Outcome, Recorder, simulated
@@ -37,7 +40,7 @@ def in_lock_step(policy: Policy, world: ContractWorld, ranks: int, busy: int, ob
         loops.append(Loop(server, inbox, clock, observers, check=True))
     stuck = None
     try:
-        LockStep(loops).run()
+        LockStep([Replica(loop) for loop in loops], RoundRobin(), [], RouterTexts(), 0, 0.0).run()
     except (Stuck, BadInput) as error:
         stuck = str(error)
     return [Outcome(requests[rank::busy], loop.server, loop.calls, stuck) for rank, loop in enumerate(loops[:busy])]

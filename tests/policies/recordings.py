@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Union
 
 from servesim.core import FOREVER, Policy, Request, Sampling, Stuck
 from servesim.core.content import content_of_pieces
@@ -23,6 +23,8 @@ from servesim.engine.kv_cache import PrefixCacheStats
 from servesim.engine.lock_step import LockStep
 from servesim.engine.loop import Loop
 from servesim.engine.prefix_cache import PrefixCache
+from servesim.engine.replica import Replica
+from servesim.engine.router_view import RouterTexts
 from servesim.engine.rules import rules_of
 from servesim.engine.server import Server
 from servesim.engine.shape import runs_as_decode
@@ -32,6 +34,7 @@ from servesim.policies.mindie.round import MindIEState
 from servesim.policies.sglang.policy import SGLangState
 from servesim.policies.vllm_ascend.rules import BalanceRules
 from servesim.policies.vllm_v1.group_cache import GroupCache
+from servesim.routers.simple import RoundRobin
 
 from ..conftest import RECORDINGS
 
@@ -365,7 +368,9 @@ def play(recording: Recording, policy: Optional[Policy] = None, fast_forward: bo
         observers = () if fast_forward else (log,)
         server.rules.empty_step = empty_step(policy)
         loops.append(Loop(server, inbox, clock, observers, check=True))
-    loop = LockStep(loops) if recording.rank else loops[0]
+    loop: Union[Loop, LockStep] = loops[0]
+    if recording.rank:
+        loop = LockStep([Replica(each) for each in loops], RoundRobin(), [], RouterTexts(), 0, 0.0)
     stuck = None
     try:
         loop.run()

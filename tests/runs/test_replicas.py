@@ -53,6 +53,23 @@ def parts() -> tuple[Run, list[Run], list[InMemoryLog]]:
     return whole, halves, logs
 
 
+def test_two_ranks_by_hand(tmp_path: Path) -> None:
+    """Prefill 0.5 s of both, 3 decodes of 0.25 s of a. At 2 s, c runs alone for 0.5 s. Both ranks wait from 1.25 s."""
+    tree = {"policy": {"name": "llm-serving"}, "profile": SECONDS, "engine": {"data_parallel_size": 2}}
+    requests = [Request("a", 0.0, 4, 4), Request("b", 0.0, 4, 1), Request("c", 2.0, 4, 1)]
+    scenario = scenario_from(tree)
+    assert scenario.fleet is not None
+    with Timeline(tmp_path / "t.json", scenario.fleet.names) as timeline:
+        run = simulate(scenario, Trace(requests, "test", "synth"), [timeline])
+    assert (run.end, run.busy_seconds) == (2.5, 1.75)
+    rows = [(row["requests"], row["busy_s"], row["model_calls"]) for row in run.result()["replicas"]]
+    assert rows == [(2, 1.75, 5), (1, 0.5, 1)]
+    write_run(run, tmp_path / "run")
+    with (tmp_path / "run" / "requests.csv").open() as file:
+        assert [row["replica"] for row in csv.DictReader(file)] == ["replica/0", "replica/1", "replica/0"]
+    assert re.search(r"Router: +ranks in turn", show_run(run))
+
+
 def test_two_requests_by_hand() -> None:
     """Replica 0: 4 tokens, prefill 0.5 s, 3 decodes of 0.25 s; replica 1: one token at 1.0 s. The run ends at 1.5 s."""
     tree = {"policy": {"name": "llm-serving"}, "profile": SECONDS, "cluster": {"replicas": 2}}
