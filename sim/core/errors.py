@@ -54,7 +54,11 @@ class Stuck(RuntimeError):
         self.now = now
         names = ", ".join(str(request.id) for request in self.requests[:8])
         more = f" and {len(self.requests) - 8} more" if len(self.requests) > 8 else ""
-        super().__init__(f"stuck at t={now:g} s: {reason} (requests {names}{more}){cause and f': {cause}'}")
+        self._text = f"stuck at t={now:g} s: {reason} (requests {names}{more}){cause and f': {cause}'}"
+        super().__init__(reason, self.requests, now, cause)  # SimPy makes the error of a process again from these
+
+    def __str__(self) -> str:
+        return self._text
 
 
 class DeviceFailed(RuntimeError):
