@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from operator import attrgetter
 from typing import Any, Callable, Final, NamedTuple, Optional
 
@@ -133,6 +134,13 @@ class SGLangRules(EngineRules):
             for chunk in step.chunks:
                 if chunk.request._in_prefilling:
                     state.kv_use.tokens += cache.keep(chunk.request, chunk.request._cached)
+
+    def before_prefills(self, state: ServerState) -> None:
+        """Try admissions at every turn: no request of a prefill server decodes, after which others would be tried."""
+        kept: Any = state.view.state
+        if kept.batch_is_full:
+            state.view.state = kept = copy(kept)
+            kept.batch_is_full = False
 
     def may_load(self, state: ServerState, request: Request, blocks: int, started: int) -> bool:
         """Whether there is a slot, and the prompt fits beside what the requests here may still generate."""

@@ -107,7 +107,7 @@ def replicas_of(args: argparse.Namespace) -> list[tuple[Scenario, dict[str, Any]
             chosen.setdefault("cost", cost_mapping(profile.cost))
         elif args.backend == "fake":
             chosen.setdefault("cost", DEFAULT_COST)
-        servers += [(own, chosen)] * pool.replicas
+        servers += [(own, chosen)] * pool.size
     return servers
 
 

@@ -41,7 +41,25 @@ class Transfer(Keys):
     timeout: Optional[Number] = Field(
         None, gt=0, le=MAX_SECONDS, description="seconds until a side that waits gives up (default: never)"
     )
-    on_timeout: Literal["fail", "recompute"] = Field("fail", description="what happens to such a request")
+    on_timeout: Literal["fail", "recompute"] = Field(
+        "fail", description="what happens to such a request, and to one whose prefill replica crashed before the copy"
+    )
+
+
+class AutoscaleConfig(Keys):
+    """A rule that adds a replica if many requests wait, and removes one if none waits."""
+
+    min: Replicas = Field(1, description="fewest replicas, with which the run starts")
+    max: Replicas = Field(description="most replicas")
+    target_queue: Amount = Field(4.0, description="waiting requests per replica above which one is added")
+    interval: Number = Field(10.0, ge=MIN_INTERVAL, le=MAX_SECONDS, description="seconds between two decisions")
+    start_up: Number = Field(60.0, ge=0, le=MAX_START_UP, description="seconds until a new replica serves")
+
+    @model_validator(mode="after")
+    def _range(self) -> AutoscaleConfig:
+        if self.min > self.max:
+            raise ValueError("min of at most max")
+        return self
 
 
 class Pool(Keys):
@@ -54,6 +72,18 @@ class Pool(Keys):
     engine: Tree = Field({}, description="keys of the engine section that differ")
     price_per_hour: Optional[Amount] = Field(None, description="price of one of its devices (default: cluster's)")
     role: Literal["both", "prefill", "decode"] = Field("both", description="what these replicas compute")
+    autoscale: Optional[AutoscaleConfig] = Field(None, description="adds and removes replicas, instead of `replicas`")
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Pool:
+        if self.autoscale is not None and "replicas" in self.model_fields_set:
+            raise ValueError("one of replicas and autoscale")
+        return self
+
+    @property
+    def size(self) -> int:
+        """The number of replicas; with autoscale the most."""
+        return self.replicas if self.autoscale is None else self.autoscale.max
 
     @property
     def changes(self) -> Tree:
@@ -74,22 +104,6 @@ class FaultConfig(Keys):
     factor: Number = Field(2.0, gt=0, le=MAX_NUMBER, description="step times of a slow replica / usual ones")
 
 
-class AutoscaleConfig(Keys):
-    """A rule that adds a replica if many requests wait, and removes one if none waits."""
-
-    min: Replicas = Field(1, description="fewest replicas, with which the run starts")
-    max: Replicas = Field(description="most replicas")
-    target_queue: Amount = Field(4.0, description="waiting requests per replica above which one is added")
-    interval: Number = Field(10.0, ge=MIN_INTERVAL, le=MAX_SECONDS, description="seconds between two decisions")
-    start_up: Number = Field(60.0, ge=0, le=MAX_START_UP, description="seconds until a new replica serves")
-
-    @model_validator(mode="after")
-    def _range(self) -> AutoscaleConfig:
-        if self.min > self.max:
-            raise ValueError("min of at most max")
-        return self
-
-
 class Cluster(Keys):
     """Replicas of the server behind a router."""
 
@@ -105,7 +119,7 @@ class Cluster(Keys):
 
     faults: list[FaultConfig] = Field([], description="crashes, restarts and slow replicas")
     retry: bool = Field(True, description="requests of a crashed replica without a token are sent again, not lost")
-    detect: Duration = Field(0.0, description="seconds until the router notices that a replica is gone or back")
+    detect: Duration = Field(0.0, description="seconds until others notice that a replica is gone or back")
     autoscale: Optional[AutoscaleConfig] = Field(None, description="adds and removes replicas, instead of `replicas`")
 
     @field_validator("router", "decode_router", mode="before")
@@ -130,25 +144,24 @@ class Cluster(Keys):
         for fault in self.faults:
             if fault.replica >= self.size:
                 raise ValueError(f"faults of replicas 0 to {self.size - 1} only")
-        if roles - {"both"} and self.changes() is not None:
-            raise ValueError("no faults and no autoscale with pools of role prefill and decode")
         return self
 
     @property
     def all_pools(self) -> list[Pool]:
         """The pools; equal replicas are one pool."""
-        most = (self.replicas or 1) if self.autoscale is None else self.autoscale.max
-        return self.pools or [Pool(name="replica", replicas=most)]
+        if self.autoscale is not None:
+            return [Pool(name="replica", autoscale=self.autoscale)]
+        return self.pools or [Pool(name="replica", replicas=self.replicas or 1)]
 
     @property
     def size(self) -> int:
         """The number of replicas."""
-        return sum(pool.replicas for pool in self.all_pools)
+        return sum(pool.size for pool in self.all_pools)
 
     @property
     def names(self) -> list[str]:
         """The names of the replicas, POOL/NUMBER; none if there is only one, which is a server as any other."""
-        names = [f"{pool.name}/{number}" for pool in self.all_pools for number in range(pool.replicas)]
+        names = [f"{pool.name}/{number}" for pool in self.all_pools for number in range(pool.size)]
         return names if len(names) > 1 else []
 
     @property
@@ -159,16 +172,18 @@ class Cluster(Keys):
     @property
     def decodes(self) -> list[int]:
         """The numbers of the replicas that only decode."""
-        roles = [pool.role for pool in self.all_pools for _ in range(pool.replicas)]
+        roles = [pool.role for pool in self.all_pools for _ in range(pool.size)]
         return [number for number, role in enumerate(roles) if role == "decode"]
 
     def changes(self) -> Optional[Changes]:
         """Return what changes while the fleet runs; None: nothing."""
-        if not self.faults and self.autoscale is None:
-            return None
+        scaling, first = [], 0
+        for pool in self.all_pools:
+            if pool.autoscale is not None:
+                scaling.append(Scaling(range(first, first + pool.size), **pool.autoscale.model_dump()))
+            first += pool.size
         faults = [Fault(fault.at, fault.replica, fault.kind, fault.recover, fault.factor) for fault in self.faults]
-        scaling = None if self.autoscale is None else Scaling(**self.autoscale.model_dump())
-        return Changes(faults, self.retry, self.detect, scaling)
+        return Changes(faults, self.retry, self.detect, scaling) if faults or scaling else None
 
     def make_router(self) -> Router:
         """Return the router object."""

@@ -17,8 +17,9 @@ class Fault(NamedTuple):
 
 
 class Scaling(NamedTuple):
-    """Adds a replica if more than `target_queue` requests wait per replica; removes one if none waits."""
+    """Adds a replica of a pool if more than `target_queue` requests wait per replica; removes one if none waits."""
 
+    replicas: Sequence[int]  # their numbers
     min: int
     max: int
     target_queue: float
@@ -32,4 +33,4 @@ class Changes(NamedTuple):
     faults: Sequence[Fault] = ()
     retry: bool = True
     detect: float = 0.0  # seconds until the router notices that a replica is gone, or is back
-    scaling: Optional[Scaling] = None
+    scaling: Sequence[Scaling] = ()

@@ -4,6 +4,10 @@ A fault is an interrupt of the process of its replica. A replica that crashes lo
 requests, and returns empty. The router sees which replicas are there only after `detect` seconds; a request that it
 sends to a replica that is gone fails at once. With `retry`, a request without a token is sent again; a client that has
 got a part of its answer gets an error. A request that no replica can take waits at the router.
+
+With prefill and decode apart, a prefill replica that crashes loses the KV that is not copied: a decode replica computes
+these prompts, or lets the requests fail, as after a time-out. If a decode replica crashes, the blocks on the prefill
+side stay until the time-out. A replica that drains stays until its KV is copied.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from .changes import Changes, Fault, Scaling
 from .fleet import LAST, NO_REPLICA, Ask, Fleet
 from .loop import Loop
 from .replica import Replica
+from .transfers import Transfers
 
 START: Final = "start"  # cause of an interrupt
 
@@ -35,29 +40,30 @@ class ChangingFleet(Fleet):
     def __init__(
         self, replicas: Sequence[Replica], router: Router, requests: Sequence[Request], ask: Ask, seed: int,
         staleness: float, rebuild: Callable[[int], Loop], slow_down: Callable[[StepCost, float], StepCost],
-        changes: Changes,
+        changes: Changes, transfers: Optional[Transfers] = None,
+        decode: Optional[tuple[Router, Sequence[int]]] = None,
     ) -> None:  # fmt: skip
-        super().__init__(replicas, router, requests, ask, seed, staleness, changes=True)
+        super().__init__(replicas, router, requests, ask, seed, staleness, transfers, decode, changes=True)
         self._requests = requests
         self._rebuild = rebuild
         self._slow_down = slow_down
         self._changes = changes
         self._times = [fault.at for fault in changes.faults]  # heap of the times of changes
         heapify(self._times)
-        self._tick = math.inf if changes.scaling is None else changes.scaling.interval  # next decision of the rule
-        self._alive = set(range(len(replicas) if changes.scaling is None else changes.scaling.min))
+        self._ticks = [rule.interval for rule in changes.scaling]  # next decisions of the rules
+        self._alive = set(range(len(replicas))).difference(*[rule.replicas[rule.min :] for rule in changes.scaling])
         self._draining: set[int] = set()  # these get no more requests
         self._drained_at: dict[int, float] = {}  # when it began
         self._returning: set[int] = set()  # these are gone, and come back by themselves
-        self._outside: list[Request] = []  # requests that no replica can take
+        self._outside: list[tuple[bool, Request]] = []  # requests that no replica (for a decode?) can take
         self._paid_since = dict.fromkeys(self._alive, 0.0)
         self.replica_seconds = 0.0  # from the order of a replica to its removal, or to the last answer
         self.retried = 0
-        self.present = sorted(self._alive)
+        self._set_present()
         for fault in changes.faults:
             self._env.process(self._run_fault(fault))
-        if changes.scaling is not None:
-            self._env.process(self._run_scaling(changes.scaling))
+        if changes.scaling:
+            self._env.process(self._run_scaling())
 
     def run(self) -> float:
         """Run until all requests are done or lost. Return the time."""
@@ -95,13 +101,12 @@ class ChangingFleet(Fleet):
         self._replica_processes[number].interrupt()
 
     def _run_replica(self, number: int) -> Generator[simpy.Event, Any, None]:
-        replica = self.replicas[number]
         if number not in self._alive:
             yield from self._stay_away(number, math.inf)
         pause: Optional[float] = None  # of a replica that drains
         while True:
             time = self._run_steps(number)
-            is_drained = number in self._draining and replica.is_empty
+            is_drained = number in self._draining and self._is_empty(number)
             emptied = self._emptied(number) if is_drained else math.inf
             cause = yield from self._sleep(emptied if is_drained else time, LAST + number)
             if isinstance(cause, Fault) and cause.kind == "crash":
@@ -110,7 +115,7 @@ class ChangingFleet(Fleet):
             elif isinstance(cause, Fault):
                 pause = cause.recover
                 self._drain(number)
-            elif is_drained and replica.is_empty and emptied <= self._env.now:
+            elif is_drained and self._is_empty(number) and emptied <= self._env.now:
                 if pause is None:
                     self.replica_seconds += max(0.0, emptied - self._paid_since.pop(number, emptied))
                 self._leave(number)
@@ -122,10 +127,14 @@ class ChangingFleet(Fleet):
         if until < math.inf:
             self._returning.add(number)
         while self._env.now < until:
+            self.replicas[number].wakes_at = until
             cause = yield from self._sleep(until)
-            if cause == START and self._changes.scaling is not None:
-                until = self._env.now + self._changes.scaling.start_up
+            if cause == START:
+                start_ups = [rule.start_up for rule in self._changes.scaling if number in rule.replicas]
+                until = self._env.now + start_ups[0]
         loop = self._rebuild(number)
+        if self.transfers is not None:
+            loop.port = self.transfers.replace_port(number, loop.server, loop.inbox)
         self.loops.append(loop)
         self.share_totals(loop)
         self._attach(loop)
@@ -134,10 +143,15 @@ class ChangingFleet(Fleet):
         self._alive.add(number)
         self._notice(self._changes.detect)
 
+    def _is_empty(self, number: int) -> bool:
+        """Whether a replica has no request and no KV for others, and none will come."""
+        return self.replicas[number].is_empty and (self.transfers is None or not self.transfers.uses(number))
+
     def _emptied(self, number: int) -> float:
         """Return when a replica that drains had no request any more."""
         ends = [r.finish for r in self._requests if r.finish is not None and self.replica_of.get(r.id) == number]
-        return max([self._drained_at[number], *ends])
+        port = self.replicas[number].loop.port
+        return max([self._drained_at[number], 0.0 if port is None else port.freed_at, *ends])
 
     def _drain(self, number: int) -> None:
         self._drained_at[number] = self._env.now
@@ -152,10 +166,15 @@ class ChangingFleet(Fleet):
         """Take all requests from a replica; send them again, or lose them."""
         now, replica = self._env.now, self.replicas[number]
         replica.run_held(now)
+        self._release()
         requests = self._take_requests(number, replica.loop, now)
         self._leave(number)
         self._notice(self._changes.detect)
         self._tell_router(now)
+        if number in self.decode_replicas:
+            self._free_decodes(number, requests)
+        elif self.transfers is not None:
+            requests = self._lose_prefills(number, now)
         for request in requests:
             if request.first_token is not None and request.first_token <= now:
                 self._lose(request, now, "its replica crashed while it answered")
@@ -167,20 +186,60 @@ class ChangingFleet(Fleet):
 
     def _take_requests(self, number: int, loop: Loop, now: float) -> list[Request]:
         """Take the requests that are not done now. The results of the step that runs now are lost."""
-        undone = [request for time, request in self._ended if time > now and self.replica_of[request.id] == number]
+        undone = [request for time, request in self._ended if time > now and self.replica_of.get(request.id) == number]
         for request in undone:
             self.arrivals.take_back_end(request)
         running = [request for request in loop.server.all_requests() if request.status != "done"]
         for request in running:
             loop.abort(request, now, "its replica crashed")
-        taken = [*running, *undone, *loop._unreported, *loop.inbox.take_all()]
+        waiting = [] if loop.port is None else loop.port.take_all()
+        unseen = loop.inbox.take_all(() if self.transfers is None else self.transfers.copied_to(number))
+        taken = list(dict.fromkeys([*running, *waiting, *undone, *loop._unreported, *unseen]))
         ids = {request.id for request in taken}
         self._ended[:] = [end for end in self._ended if end[1].id not in ids]
         self._ended.extend([(now, request) for request in taken])
         return taken
 
+    def _free_decodes(self, number: int, taken: Sequence[Request]) -> None:
+        """Let the requests that would have come to a decode replica go to another one after their prefill."""
+        assert self.transfers is not None
+        for move in self.transfers.moves.values():
+            if move.decode == number and move.request not in taken:
+                move.decode = NO_REPLICA
+                self._forget_choice(move.request)
+
+    def _lose_prefills(self, number: int, now: float) -> list[Request]:
+        """Lose the KV of a prefill replica. Return the requests whose prefill had not ended."""
+        assert self.transfers is not None
+        moves = self.transfers.lose_prefills(number, now, now + self._changes.detect)
+        for move in moves if self.transfers.settings.loads_first else ():
+            decode = self.replicas[move.decode]
+            decode.run_held(now)
+            decode.wakes_at = min(decode.wakes_at, now)  # blocks become free
+            self._wake(move.decode)
+        return [move.request for move in moves]
+
+    def _forget(self, request: Request, now: float) -> None:
+        """Forget the choices for a request, and the copy of its KV."""
+        move = None if self.transfers is None else self.transfers.forget(request, now)
+        if move is not None and self.transfers is not None:
+            if now <= move.ready < math.inf:
+                self.arrivals.take_out(request)
+            if move.copy not in self.transfers.copies:
+                self._forget_choice(move.copy)
+        self._forget_choice(request)
+
+    def _forget_choice(self, request: Request) -> None:
+        """Tell the router that a request has left the replica that it has chosen."""
+        sent = self._asked.pop(request.id, None)
+        if sent is not None:
+            router, memory = self._router_of(sent[1])
+            router.ended(memory, sent[0], sent[1])
+            self._without_token.pop(request.id, None)
+
     def _send_again(self, request: Request, now: float) -> None:
         """Bring a request to the router again, as it was sent."""
+        self._forget(request, now)
         reset_request(request)
         request.arrival = request.visible_at = request.received = request.state_since = now
         self.arrivals.send_again(request, now)
@@ -188,6 +247,7 @@ class ChangingFleet(Fleet):
 
     def _lose(self, request: Request, now: float, reason: str) -> None:
         """End a request without an answer."""
+        self._forget(request, now)
         request.status, request.outcome, request.reason = "done", "lost", reason
         request.finish = request.client_end = now
         if request.first_token is not None and request.first_token > now:
@@ -201,34 +261,44 @@ class ChangingFleet(Fleet):
         if delay:
             self._env.process(self._notice_later(delay))
             return
-        self.present = sorted(self._alive - self._draining)
+        self._set_present()
         if self.present and self._outside:
             now, waiting = self._env.now, self._outside
             self._outside = []
-            for request in waiting:
+            for _, request in waiting:
                 request.arrival = request.visible_at = request.state_since = now
                 self.arrivals.send_again(request, now)
             self._wake_router()
 
+    def _set_present(self) -> None:
+        there = sorted(self._alive - self._draining)
+        self.present = [number for number in there if number not in self.decode_replicas]
+        self.present_decodes = [number for number in there if number in self.decode_replicas]
+
     def _notice_later(self, delay: float) -> Generator[simpy.Event, Any, None]:
-        yield self._env.timeout(delay)
+        time = self._env.now + delay
+        heappush(self._times, time)
+        yield from self._sleep(time)
+        heappop(self._times)
         self._notice(0.0)
 
-    def _route(self, request: Request) -> int:
-        if self.present:
-            number = self._choose(False, request)
+    def _route(self, decodes: bool, request: Request, client: Request) -> int:
+        present = self.present_decodes if decodes else self.present
+        if present:
+            number = self._choose(decodes, request)
             if number in self._alive:
                 return number
-            self.router.ended(self.memory, *self._asked.pop(request.id))
-            self._without_token.pop(request.id, None)
+            self._forget_choice(request)
             if not self._changes.retry:
-                self._lose(request, self._env.now, "its replica was gone")
+                self._lose(client, self._env.now, "its replica was gone")
                 return NO_REPLICA
             self.retried += 1
-            alive = [number for number in self.present if number in self._alive]
+            alive = [number for number in present if number in self._alive]
             if alive:
-                return self._choose(False, request, alive)
-        self._outside.append(request)
+                return self._choose(decodes, request, alive)
+        if request is not client:
+            self._forget_choice(client)
+        self._outside.append((decodes, client))
         return NO_REPLICA
 
     def _wake(self, number: int) -> None:
@@ -236,53 +306,70 @@ class ChangingFleet(Fleet):
             super()._wake(number)
 
     def _horizon(self, number: int) -> float:
-        change = min(self._times[0], self._tick) if self._times else self._tick
-        return min(super()._horizon(number), change)
+        return min([super()._horizon(number), *self._times[:1], *self._ticks])
 
     def _finish(self) -> None:
         """Lose the requests that no replica could take, and those that follow them."""
         while self._outside or self.arrivals.next_arrival < math.inf:
-            request = self._outside.pop() if self._outside else self.arrivals.pop()
+            request = self._outside.pop()[1] if self._outside else self.arrivals.pop()
             self._lose(request, max(request.sent, self.now), "no replica was left")
+            if self.transfers is not None:
+                self._env.run()  # blocks may be free now
+                self.now = max([replica.loop.now for replica in self.replicas])
         for number in self._alive:
             self.replicas[number].finish()
 
-    # The rule that adds and removes replicas
+    # The rules that add and remove replicas
 
-    def _run_scaling(self, scaling: Scaling) -> Generator[simpy.Event, Any, None]:
+    def _run_scaling(self) -> Generator[simpy.Event, Any, None]:
         while self._has_work():
-            yield from self._sleep(self._tick)
-            self._scale(scaling)
-            self._tick = self._next_tick(scaling)
-        self._tick = math.inf
+            yield from self._sleep(min(self._ticks))
+            for place, rule in enumerate(self._changes.scaling):
+                if self._ticks[place] <= self._env.now:
+                    self._scale(rule)
+                    self._ticks[place] = self._next_tick(rule)
+        self._ticks = []
 
-    def _next_tick(self, scaling: Scaling) -> float:
+    def _next_tick(self, rule: Scaling) -> float:
         """Return the time of the next decision. Until a request comes, a fleet without work stays as it is."""
         now, arrival = self._env.now, self.arrivals.next_arrival
-        rests = len(self._alive) == scaling.min and not (self._outside or self._returning or self._draining)
-        if rests and now < arrival < math.inf and all(self.replicas[number].is_empty for number in self._alive):
-            return now + scaling.interval * max(1, math.ceil((arrival - now) / scaling.interval))
-        return now + scaling.interval
+        there = self._alive.intersection(rule.replicas)
+        rests = len(there) == rule.min and not (self._outside or self._returning or self._draining)
+        if rests and now < arrival < math.inf and all(self._is_empty(number) for number in self._alive):
+            return now + rule.interval * max(1, math.ceil((arrival - now) / rule.interval))
+        return now + rule.interval
 
     def _has_work(self) -> bool:
         """Whether requests will come, or are there and can be served."""
-        if self.arrivals.next_arrival < math.inf or any(not self.replicas[number].is_empty for number in self._alive):
+        if self.arrivals.next_arrival < math.inf:
             return True
-        return bool(self._outside)
+        if not self._outside and all(self._is_empty(number) for number in self._alive):
+            return False
+        return self._env.peek() < math.inf or any(self._needed(rule) for rule in self._changes.scaling)
 
-    def _scale(self, scaling: Scaling) -> None:
-        """Order a replica, or let one drain."""
-        serving = sorted(self._alive - self._draining)
-        stopped = [n for n in range(len(self.replicas)) if n not in self._alive and n not in self._returning]
-        waiting = len(self._outside)
+    def _needed(self, rule: Scaling) -> int:
+        """Return 1 if a pool needs a replica more, -1 if it needs one less."""
+        serving = sorted(self._alive.intersection(rule.replicas) - self._draining)
+        if self._returning.intersection(rule.replicas):
+            return 0
+        decodes = rule.replicas[0] in self.decode_replicas
+        waiting = len([request for for_decode, request in self._outside if for_decode == decodes])
         for number in serving:
             loop = self.replicas[number].loop
-            waiting += len(loop.server.waiting) + len(loop.inbox)
-        if waiting > scaling.target_queue * len(serving):
-            if stopped and not self._returning and len(serving) < scaling.max:
-                self._returning.add(stopped[0])
-                self._paid_since.setdefault(stopped[0], self._env.now)
-                self._replica_processes[stopped[0]].interrupt(START)
-        elif not waiting and len(serving) > scaling.min and not self._returning:
-            self._drain(serving[-1])
-            self._replica_processes[serving[-1]].interrupt()
+            waiting += len(loop.server.waiting) + loop.inbox.unseen + (0 if loop.port is None else len(loop.port.queue))
+        if waiting > rule.target_queue * len(serving):
+            return 1 if len(serving) < rule.max and not self._alive.issuperset(rule.replicas) else 0
+        return -1 if not waiting and len(serving) > rule.min else 0
+
+    def _scale(self, rule: Scaling) -> None:
+        """Order a replica, or let one drain."""
+        needed = self._needed(rule)
+        if needed > 0:
+            number = next(number for number in rule.replicas if number not in self._alive)
+            self._returning.add(number)
+            self._paid_since.setdefault(number, self._env.now)
+            self._replica_processes[number].interrupt(START)
+        elif needed < 0:
+            number = max(self._alive.intersection(rule.replicas) - self._draining)
+            self._drain(number)
+            self._replica_processes[number].interrupt()

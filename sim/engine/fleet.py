@@ -61,9 +61,10 @@ class Fleet(Servers):
         self.decode_router = router if decode is None else decode[0]
         self.decode_memory = self.decode_router.memory(len(replicas))
         self.decode_replicas = [] if decode is None else list(decode[1])
+        self.present_decodes = self.decode_replicas
         if transfers is not None:
             self.present = [number for number in self.present if number not in self.decode_replicas]
-            transfers.choose, transfers.deliver, transfers.wake = self._choose, self._deliver, self._wake
+            transfers.choose, transfers.deliver, transfers.wake = self._route, self._deliver, self._wake
         # what a replica does may come to another one: a request that follows another one, or KV
         self._is_coupled = bool(self.arrivals.followers) or transfers is not None or changes
         self._is_static = not self._is_coupled and not router.learns  # no choice depends on what the replicas do
@@ -149,6 +150,7 @@ class Fleet(Servers):
         self._running = None
         if self._is_coupled:
             self._release()
+            time = min(time, replica.next_event)  # blocks of prefills that have ended may be free at a time
         return time
 
     def _catch_up(self, now: float) -> None:
@@ -188,13 +190,13 @@ class Fleet(Servers):
         if self.transfers is not None:
             self.transfers.send(request, now)
             return
-        number = self._route(request)
+        number = self._route(False, request, request)
         if number != NO_REPLICA:
             self._deliver(number, request)
 
-    def _route(self, request: Request) -> int:
-        """Return the replica of a request; NO_REPLICA: none can take it now."""
-        return self._choose(False, request)
+    def _route(self, decodes: bool, request: Request, client: Request) -> int:
+        """Return the replica of a request, or of the prefill of that of a client; NO_REPLICA: none can take it now."""
+        return self._choose(decodes, request)
 
     def _deliver(self, number: int, request: Request) -> None:
         self.replicas[number].send(request)
@@ -213,7 +215,8 @@ class Fleet(Servers):
         router, view, asked = self.router, self._view, self._ask(request)
         view.memory, view.present = self.memory, self.present if among is None else among
         if decodes:
-            router, view.memory, view.present = self.decode_router, self.decode_memory, self.decode_replicas
+            router, view.memory = self.decode_router, self.decode_memory
+            view.present = self.present_decodes if among is None else among
         view.now = max(request.sent, self._env.now) if self._is_coupled else request.sent
         self._cached.set_request(request)
         if router.reads_caches:
@@ -277,7 +280,8 @@ class Fleet(Servers):
             replica.run_held(now, True)
         ending = [0] * len(self.replicas)
         for _, request in self._ended:
-            ending[self.replica_of[request.id]] += 1
+            if request.id in self._asked:
+                ending[self.replica_of[request.id]] += 1
         for number in range(len(self.replicas)):
             self._wake(number)
         return [replica.report(ending[number]) for number, replica in enumerate(self.replicas)]

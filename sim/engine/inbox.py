@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from operator import attrgetter, itemgetter
@@ -82,7 +82,12 @@ class Inbox:
         self.next_arrival = self._arrival(0)
 
     def __len__(self) -> int:  # without followers that are not released
-        return len(self._coming) - self._next + len(self._released) + len(self.delayed)
+        return self.unseen + len(self._released)
+
+    @property
+    def unseen(self) -> int:
+        """Requests that were sent, and that the scheduler has not seen."""
+        return len(self._coming) - self._next + len(self.delayed)
 
     def receive(self, now: float, calls: int) -> None:
         """Move arrivals up to now to `delayed`. `calls` model calls have ended; they arrived during the last one."""
@@ -128,15 +133,30 @@ class Inbox:
         heappush(self._released, (time, request.serial, request))
         self._update_next_arrival()
 
-    def take_all(self) -> list[Request]:
-        """Take out the requests of a router that the scheduler has not seen."""
-        released = [entry[2] for entry in sorted(self._released, key=itemgetter(0, 1))]
-        taken = [*(request for _, request in self.delayed), *self._coming[self._next :], *released]
+    def take_all(self, copied: Collection[Request] = ()) -> list[Request]:
+        """Take out the requests of a router that the scheduler has not seen.
+
+        Those with copied KV do not arrive once more either, but are not returned.
+        """
+        entries = sorted(self._released, key=itemgetter(0, 1))
+        followers = [entry[2] for entry in entries if entry[2].follows is not None and entry[2] not in copied]
+        taken = [*(request for _, request in self.delayed), *self._coming[self._next :], *followers]
         self.delayed.clear()
         self._released.clear()
         self._next = len(self._coming)
         self._update_next_arrival()
         return taken
+
+    def take_out(self, request: Request) -> None:
+        """Let a request not arrive, or not once more."""
+        released = [entry for entry in self._released if entry[2] is not request]
+        if len(released) < len(self._released):
+            self._released = released
+            heapify(released)
+        else:
+            self.delayed = deque([entry for entry in self.delayed if entry[1] is not request])
+            self._coming[self._next :] = [other for other in self._coming[self._next :] if other is not request]
+        self._update_next_arrival()
 
     def end(self, ended: Request, now: float) -> None:
         """Start the think time of the requests that follow this one; in a fleet, tell the router."""

@@ -127,6 +127,9 @@ class EngineRules:
     def exchange(self, state: ServerState, running: Sequence[int]) -> None:
         """Learn how many requests run on each of the ranks in lock step, after a step of all of them."""
 
+    def before_prefills(self, state: ServerState) -> None:
+        """Do what a server that only computes prompts does before a decision."""
+
     def may_load(self, state: ServerState, request: Request, blocks: int, started: int) -> bool:
         """Whether the KV of a request, whose prompt takes this number of blocks, may be copied to this server now.
 

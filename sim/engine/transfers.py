@@ -15,57 +15,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, Optional
 
 from servesim.core import Request
 
 from .inbox import Inbox
+from .kv_move import Move, TransferSettings, drop_reserved, goes_apart, join, prefill_copy, release_kept, reserve
 from .server import Server
-
-
-class TransferSettings(NamedTuple):
-    """How KV is copied, and which side waits for the other."""
-
-    latency: float = 0.0  # seconds of a copy, in addition to its bytes
-    bandwidth: float = math.inf  # bytes per second
-    token_bytes: float = 0.0  # KV of one token on all devices of a replica
-    link: str = "none"  # who shares a link: none | shared | per_pair
-    layers: int = 0  # a layer is copied as soon as it is computed; 0: all of them after the prefill
-    decode_first: bool = False  # the decode replica is chosen first, when the request arrives
-    loads_first: bool = False  # the prefill starts when the decode replica has allocated the blocks
-    min_uncached_tokens: Optional[int] = None  # shorter prompts are computed by the decode replica; 0: all of them
-    timeout: Optional[float] = None  # seconds after which the side that waits gives up
-    recompute: bool = False  # the decode replica then computes the prompt; otherwise the request fails
-
-
-class Move:
-    """The copy of the KV of one request."""
-
-    __slots__ = ("arrives", "copy", "decode", "failure", "prefill", "ready", "request")
-
-    def __init__(self, request: Request, copy: Request, prefill: int, decode: int) -> None:
-        self.request = request
-        self.copy = copy  # what the prefill replica runs
-        self.prefill = prefill  # number of the replica
-        self.decode = decode  # -1: not chosen yet
-        self.ready = math.inf  # when the prefill ended
-        self.arrives = math.inf  # when all KV is there
-        self.failure: Optional[tuple[str, str]] = None  # outcome and reason of a prefill that failed
-
-
-def prefill_copy(request: Request) -> Request:
-    """Return what the prefill replica runs: the prompt, and one token."""
-    copy = Request(
-        f"{request.id} (prefill)", request.sent, request.prompt, 1, 1, request.priority, request.session,
-        request.content, None, None, 1 if request.fails_at_token == 1 else None,
-    )  # fmt: skip
-    copy.arrival, copy.serial = request.arrival, request.serial
-    return copy
-
-
-def goes_apart(tokens: int, cached: int, minimum: Optional[int]) -> bool:
-    """Whether a prompt, of which the decode replica has some tokens, goes to a prefill replica (the rule of llm-d)."""
-    return minimum is None or (minimum > 0 and tokens >= minimum and tokens - cached >= minimum)
 
 
 class Transfers:
@@ -79,11 +35,12 @@ class Transfers:
         self.link_wait_s = 0.0  # of these, waiting
         self.held_block_s = 0.0  # blocks that prefill replicas held after the prefill, times seconds
         self.moves: dict[Request, Move] = {}  # by the request of the client, until its KV is there
-        self.copies: dict[Request, Move] = {}  # by the copy, until its blocks are free
+        self.copies: dict[Request, Move] = {}  # by the copy that a prefill replica has, until its blocks are free
+        self._attempts: dict[Any, int] = {}  # of requests that were sent again
         self._ports: list[Port] = []  # by number of the replica
         self._free_at: dict[tuple[int, int], float] = {}  # when a link has carried its copies
-        # set by the fleet: choose a replica (for a decode?), send a request to one, wake one
-        self.choose: Callable[[bool, Request], int] = no_fleet
+        # set by the fleet: choose a replica (for a decode?) for a request of a client, send it to one, wake one
+        self.choose: Callable[[bool, Request, Request], int] = no_fleet
         self.deliver: Callable[[int, Request], object] = no_fleet
         self.wake: Callable[[int], object] = no_fleet
 
@@ -93,55 +50,76 @@ class Transfers:
         self._ports.append(port)
         return port
 
+    def replace_port(self, number: int, server: Server, inbox: Inbox) -> Port:
+        """Return the port of a replica that starts again."""
+        port = self._ports[number] = Port(self, server, inbox, self._ports[number].server.kept is not None)
+        return port
+
     def send(self, request: Request, now: float) -> None:
         """Send a request that has arrived, or whose prefill has ended, to the replica whose turn it is."""
         move, settings = self.moves.get(request), self.settings
         if move is None:
             self._send_new(request)
         elif settings.loads_first:
-            self.start(move, now)
+            if move.is_lost:
+                self._arrive(move, now)
+            else:
+                self.start(move, now)
         else:
             if move.decode < 0:
-                move.decode = self.choose(True, request)
-            request.arrival = now
-            self.deliver(move.decode, request)
+                move.decode = self.choose(True, request, request)
+            if move.decode >= 0:  # otherwise it waits at the router
+                request.arrival = now
+                self.deliver(move.decode, request)
 
     def _send_new(self, request: Request) -> None:
         settings, decode = self.settings, -1
         if settings.decode_first or settings.min_uncached_tokens is not None:
-            decode = self.choose(True, request)
+            decode = self.choose(True, request, request)
+            if decode < 0:
+                return
             cached = self._ports[decode].cached_tokens(request)
             if not goes_apart(request.prompt, cached, settings.min_uncached_tokens):
                 self.deliver(decode, request)
                 return
-        copy = prefill_copy(request)
-        move = Move(request, copy, self.choose(False, copy), decode)
-        self.moves[request] = self.copies[copy] = move
+        copy = prefill_copy(request, self._attempts.get(request.id, 0))
+        prefill = self.choose(False, copy, request)
+        if prefill < 0:
+            return
+        self.moves[request] = move = Move(request, copy, prefill, decode)
         if settings.loads_first:
             self.deliver(decode, request)
         else:
-            self.deliver(move.prefill, copy)
+            self._start_prefill(move)
+
+    def _start_prefill(self, move: Move) -> None:
+        self.copies[move.copy] = move
+        self.deliver(move.prefill, move.copy)
 
     def ended(self, copy: Request, now: float) -> Optional[Request]:
         """Note that a request has ended. Return the request whose prefill it was, if its KV can be copied."""
         move = self.copies.get(copy)
         if move is None or move.ready < math.inf:
             return None
-        move.ready = now
+        move.ready, is_wanted = now, self.moves.get(move.request) is move
         if copy.outcome == "finished":
-            if self.settings.timeout is not None and not self.settings.loads_first:
-                self._ports[move.prefill].inbox.send_again(copy, now + self.settings.timeout)
-            return move.request
+            if not is_wanted or (self.settings.timeout is not None and not self.settings.loads_first):
+                self._free(move, self._latest(move))
+            return move.request if is_wanted else None
         move.failure = copy.outcome or "failed", copy.reason or "the prefill failed"
         kept = self._ports[move.prefill].server.kept
         if kept is not None:
             kept.pop(copy, None)
         del self.copies[copy]
+        if not is_wanted:
+            return None
         if self.settings.loads_first:
             self._arrive(move, now)
         else:
             del self.moves[move.request]
             self._ports[move.prefill].fail(move.request, now, *move.failure)
+            if move.decode >= 0:
+                self.wake(move.decode)  # it may drain
         return None
 
     def allocated(self, move: Move, now: float) -> None:
@@ -150,7 +128,7 @@ class Transfers:
             self.start(move, now)
             return
         move.copy.arrival = max(move.copy.sent, now - self._ports[move.prefill].inbox.seconds)
-        self.deliver(move.prefill, move.copy)
+        self._start_prefill(move)
 
     def start(self, move: Move, now: float) -> None:
         """Start a copy. Both replicas know when it ends."""
@@ -170,7 +148,7 @@ class Transfers:
         self.seconds += begin - now + seconds + settings.latency
         end = begin + seconds + settings.latency
         self.held_block_s += (end - move.ready) * move.copy._blocks
-        self._ports[move.prefill].inbox.send_again(move.copy, end)
+        self._free(move, end)
         self.wake(move.prefill)
         self._arrive(move, end)
 
@@ -179,10 +157,60 @@ class Transfers:
         self._ports[move.decode].inbox.send_again(move.request, time)
         self.wake(move.decode)
 
-    def is_copying(self, copy: Request, now: float) -> bool:
-        """Whether the blocks of a copy are in use: its KV is on the way."""
-        move = self.copies.get(copy)
-        return move is not None and now < move.arrives < math.inf
+    def _free(self, move: Move, time: float) -> None:
+        """Free the blocks of a prefill at a time, and not at the time that was known before."""
+        inbox = self._ports[move.prefill].inbox
+        if move.free_at < math.inf:
+            inbox.take_out(move.copy)
+        move.free_at = time
+        inbox.send_again(move.copy, time)
+
+    def _latest(self, move: Move) -> float:
+        """Return when a prefill replica frees blocks that nobody fetches. Without a time-out, it learns it at once."""
+        waits = self.settings.timeout is not None and not self.settings.loads_first
+        return move.ready + (self.settings.timeout or 0.0) if waits else move.ready
+
+    # Replicas that come and go
+
+    def uses(self, number: int) -> bool:
+        """Whether a replica has KV that is not copied, or a request that was not sent to it yet needs it."""
+        if any(move.prefill == number for move in self.copies.values()):
+            return True
+        moves = self.moves.values()
+        return any(move.decode == number or (move.prefill == number and move.ready == math.inf) for move in moves)
+
+    def copied_to(self, number: int) -> set[Request]:
+        """Return the requests whose KV arrives at a replica at a known time."""
+        return {move.request for move in self.moves.values() if move.decode == number and move.arrives < math.inf}
+
+    def forget(self, request: Request, now: float) -> Optional[Move]:
+        """Forget the copy of a request that is sent again, or is lost. Return what is known about it."""
+        move = self.moves.pop(request, None)
+        if move is None:
+            return None
+        self._attempts[request.id] = self._attempts.get(request.id, 0) + 1
+        if move.decode >= 0:
+            self._ports[move.decode].drop(request)
+        if move.copy in self.copies and now < move.arrives and move.ready < math.inf:
+            self._free(move, max(now, self._latest(move)))
+        self.wake(move.prefill)
+        return move
+
+    def lose_prefills(self, number: int, now: float, notice: float) -> list[Move]:
+        """Lose the KV of a replica; other replicas notice it later. Return the requests whose prefill had not ended."""
+        self.copies = {copy: move for copy, move in self.copies.items() if move.prefill != number}
+        undone = []
+        for move in self.moves.values():
+            if move.prefill != number or move.arrives <= now:
+                continue
+            if move.ready > now:
+                undone.append(move)
+                continue
+            move.is_lost = True
+            if move.arrives < math.inf:
+                self._ports[move.decode].inbox.take_out(move.request)
+                self._arrive(move, notice)
+        return undone
 
 
 def no_fleet(*_: object) -> Any:
@@ -192,7 +220,7 @@ def no_fleet(*_: object) -> Any:
 class Port:
     """The KV that leaves or enters one server."""
 
-    __slots__ = ("_arrived", "inbox", "queue", "server", "transfers")
+    __slots__ = ("_arrived", "freed_at", "inbox", "queue", "server", "transfers")
 
     def __init__(self, transfers: Transfers, server: Server, inbox: Inbox, prefills: bool) -> None:
         self.transfers = transfers
@@ -200,6 +228,7 @@ class Port:
         self.inbox = inbox
         self.queue: deque[Request] = deque()  # they wait for blocks; requests without a copy behind them wait, too
         self._arrived: deque[Move] = deque()  # their KV is there, and they wait for a slot
+        self.freed_at = 0.0  # when the blocks of a prefill were freed last
         if prefills:
             server.kept = {}
             server.foresees_ends = server.overlaps  # it never decodes
@@ -228,9 +257,11 @@ class Port:
             if request.status != "done":
                 server.kept[request] = 0
                 return False
-            if request in server.kept and not transfers.is_copying(request, now):
+            move = transfers.copies.get(request)
+            if move is not None and now >= move.free_at:
                 release_kept(server, request)
                 del transfers.copies[request]
+                self.freed_at = now
             return True
         move = transfers.moves.get(request)
         if move is not None and move.arrives < math.inf:
@@ -247,10 +278,10 @@ class Port:
     def _receive(self, move: Move, now: float) -> None:
         """Take over the times of the prefill when the KV is there."""
         request, copy, server = move.request, move.copy, self.server
-        if move.failure is not None:
+        if move.failure is not None or move.is_lost:
             drop_reserved(server, request)
-            del self.transfers.moves[request]
-            self.fail(request, now, *move.failure)
+            request.state_since = now
+            self._give_up(move, now)
             return
         request.queued += copy.queued
         request.prefilling += copy.prefilling
@@ -263,6 +294,9 @@ class Port:
 
     def advance(self, now: float) -> None:
         """Before a decision: run requests whose KV is there, and allocate the blocks of those that wait."""
+        if self.server.kept is not None:
+            self.server.rules.before_prefills(self.server)
+            return
         while self._arrived and self.server.rules.may_join(self.server):
             self._join(self._arrived.popleft(), now)
         started = 0
@@ -315,6 +349,8 @@ class Port:
 
     def _is_late(self, move: Move, now: float) -> bool:
         settings = self.transfers.settings
+        if move.is_lost:
+            return True
         since = move.request.visible_at if settings.loads_first else move.ready
         return settings.timeout is not None and now >= since + settings.timeout
 
@@ -322,62 +358,43 @@ class Port:
         """Let a request fail whose KV is gone, or compute its prompt here."""
         settings = self.transfers.settings
         del self.transfers.moves[move.request]
-        if settings.loads_first:
-            del self.transfers.copies[move.copy]
+        if move.failure is not None:
+            self.fail(move.request, now, *move.failure)
+            return
+        if move.ready == math.inf:  # a prefill that does not start
+            self.inbox.end(move.copy, now)
+            self.transfers.wake(move.prefill)  # it may drain
         if settings.recompute:
             self._to_scheduler(move.request)
             return
         what = "no room on the decode replica" if settings.loads_first else "the KV of the prefill was dropped"
-        self.fail(move.request, now, "failed", f"{what} after {settings.timeout:g} s")
+        why = "its prefill replica crashed" if move.is_lost else f"{what} after {settings.timeout:g} s"
+        self.fail(move.request, now, "failed", why)
+
+    def drop(self, request: Request) -> None:
+        """Take out a request that waits for blocks or KV, or has not come."""
+        if request in self.server.loading:
+            drop_reserved(self.server, request)
+        self.queue = deque([other for other in self.queue if other is not request])
+        self._arrived = deque([move for move in self._arrived if move.request is not request])
+        self.inbox.take_out(request)
+
+    def take_all(self) -> list[Request]:
+        """Take out the requests that wait for blocks or KV, and free the blocks that are kept for other replicas."""
+        server, taken = self.server, [*self.queue, *self.server.loading]
+        for request in list(server.loading):
+            drop_reserved(server, request)
+        self.queue.clear()
+        self._arrived.clear()
+        for copy in list(server.kept or ()):
+            if copy.outcome == "finished":
+                release_kept(server, copy)
+        if server.kept is not None:
+            server.kept.clear()
+        return taken
 
     def fail(self, request: Request, now: float, outcome: str, reason: str) -> None:
         """End a request that cannot run."""
         if request.status != "done":
             self.server.finish_unserved(request, now, outcome, reason)
         self.inbox.end(request, now)
-
-
-def release_kept(server: Server, request: Request) -> None:
-    """Free the blocks of a finished request whose KV has been copied."""
-    assert server.kept is not None
-    unknown = server.kept.pop(request)
-    if request not in list(server.finished):  # otherwise the next plan frees them
-        server.free_blocks(request, unknown)
-
-
-def reserve(server: Server, request: Request, cached: int) -> None:
-    """Allocate the blocks of a prompt whose KV will be copied; its first `cached` tokens are here already."""
-    pool, cache = server.pool, server.prefix_cache
-    if cache is not None:
-        server.kv_use.tokens += cache.admit(request, cached) * pool.block_size
-        request._cached, request._blocks = cached, cached // pool.block_size
-    needed = pool.blocks_for(request.prompt) - request._blocks
-    if cache is not None:
-        cache.make_room(needed)
-    server.allocate(needed)
-    request._blocks += needed
-    server.loading.append(request)
-
-
-def drop_reserved(server: Server, request: Request) -> None:
-    """Free the blocks of a prompt whose KV does not come, or is not needed."""
-    server.loading.remove(request)
-    server.free_blocks(request)
-
-
-def join(server: Server, request: Request, computed: int, now: float) -> None:
-    """Run a request whose KV has come. If all its tokens are computed, its first token has come, too."""
-    server.loading.remove(request)
-    server.kv_use.tokens += computed - request._cached
-    request._cached = computed
-    server.run(request)
-    if server.prefix_cache is not None:
-        server.prefix_cache.schedule(request, 0, 0)
-        server.kv_use.tokens += server.prefix_cache.keep(request, computed)
-    if computed < request.prompt:
-        server.add_to_prefilling(request)
-        return
-    request._written = 1
-    request.first_token = request.last_token = now
-    server.tokens_generated += 1
-    server.cohort.join(request)

@@ -13,12 +13,13 @@ from servesim.costs.derived import ScaledCost
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.engine.faults import ChangingFleet
 from servesim.engine.fleet import Fleet
+from servesim.engine.kv_move import TransferSettings
 from servesim.engine.lock_step import LockStep, requests_by_rank
 from servesim.engine.loop import Loop
 from servesim.engine.replica import Replica
 from servesim.engine.router_view import RouterTexts
 from servesim.engine.simulated import SimulatedClock
-from servesim.engine.transfers import Transfers, TransferSettings
+from servesim.engine.transfers import Transfers
 from servesim.routers.simple import RoundRobin
 
 from .build import build_scenario_loop, build_simulation
@@ -38,7 +39,7 @@ def build_fleet(
     for pool in cluster.all_pools:
         server = scenario_of_pool(scenario, pool)
         of_pool = profile if pool.profile is None else load_profile(server.profile)
-        servers += [(server, of_pool)] * pool.replicas
+        servers += [(server, of_pool)] * pool.size
     names, changes = cluster.names, cluster.changes()
     router = cluster.make_router() if cluster.size > 1 or changes is not None else RoundRobin()  # one has no choice
 
@@ -52,14 +53,16 @@ def build_fleet(
     replicas = [Replica(build(number)) for number in range(len(servers))]
     staleness = router.report_interval if cluster.staleness is None else cluster.staleness
     texts, seed = RouterTexts(text_of), scenario.seed
-    if changes is not None:
-        fleet = ChangingFleet(replicas, router, list(requests), texts, seed, staleness, build, ScaledCost, changes)
-        return fleet, clocks
-    if not cluster.is_apart:
-        return Fleet(replicas, router, requests, texts, seed, staleness), clocks
-    transfers = build_transfers(scenario, cluster, replicas, cluster.decodes)
-    decode = cluster.make_decode_router(), cluster.decodes
-    return Fleet(replicas, router, requests, texts, seed, staleness, transfers, decode), clocks
+    transfers, decode = None, None
+    if cluster.is_apart:
+        transfers = build_transfers(scenario, cluster, replicas, cluster.decodes)
+        decode = cluster.make_decode_router(), cluster.decodes
+    if changes is None:
+        return Fleet(replicas, router, requests, texts, seed, staleness, transfers, decode), clocks
+    fleet = ChangingFleet(
+        replicas, router, list(requests), texts, seed, staleness, build, ScaledCost, changes, transfers, decode
+    )
+    return fleet, clocks
 
 
 def build_ranks(

@@ -29,7 +29,7 @@ def price_per_second(scenario: Scenario, profile: Profile) -> Optional[float]:
         server = scenario_of_pool(scenario, pool)
         own = profile if pool.profile is None else load_profile(server.profile)
         devices = int(own.about.get("tensor_parallel") or 1) * int(server.policy.get("pipeline_parallel_size", 1))
-        total += pool.replicas * devices * price / SECONDS_PER_HOUR
+        total += pool.size * devices * price / SECONDS_PER_HOUR
     return total
 
 

@@ -315,8 +315,8 @@ def outside_profiles(scenario: Scenario, profile: Profile, clocks: Sequence[Simu
     first, distance = 0, 0.0
     for pool in pools:
         own = profile if pool.profile is None else load_profile(scenario_of_pool(scenario, pool).profile)
-        found, far = outside_profile(scenario, own, clocks[first : first + pool.replicas])
-        first, distance = first + pool.replicas, max(distance, far)
+        found, far = outside_profile(scenario, own, clocks[first : first + pool.size])
+        first, distance = first + pool.size, max(distance, far)
         texts += [f"{pool.name}: {text}" for text in found]
     return texts, distance
 

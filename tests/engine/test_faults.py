@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -18,35 +19,60 @@ from servesim.traces.trace import Trace
 
 from .test_fleet import COST, POLICIES, make_trace, times, tree
 
-ENDS = ("finished", "lost", "refused", "unanswered")
+ENDS = ("finished", "lost", "refused", "unanswered", "failed")
+TIME = st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.0, 5.0]) | st.floats(0, 6)
+
+
+def faults(replicas: int) -> st.SearchStrategy[list[dict[str, Any]]]:
+    fault = st.fixed_dictionaries(
+        {
+            "at": TIME,
+            "replica": st.integers(0, replicas - 1),
+            "kind": st.sampled_from(["crash", "crash", "restart", "slow"]),
+        },
+        optional={"recover": TIME, "factor": st.sampled_from([0.5, 3.0])},
+    )
+    return st.lists(fault, max_size=6)
+
+
+def sizes(draw: st.DrawFn, replicas: int) -> dict[str, Any]:
+    """Draw a number of replicas, or a rule that adds and removes replicas up to this number."""
+    if draw(st.booleans()):
+        return {"replicas": replicas}
+    scaling = {"min": draw(st.integers(1, replicas)), "max": replicas, "interval": draw(st.sampled_from([0.5, 0.7]))}
+    return {"autoscale": {**scaling, "target_queue": 1, "start_up": draw(st.sampled_from([0.0, 1.0]))}}
+
+
+def pools_apart(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw pools of prefill and decode replicas."""
+    pools = [{"name": role, "role": role, **sizes(draw, draw(st.integers(1, 3)))} for role in ("prefill", "decode")]
+    transfer = {
+        "token_bytes": 1, "latency": draw(st.sampled_from([0.0, 0.05, 0.5])),
+        "bandwidth": draw(st.sampled_from([2000, 20_000, 10**12])),
+        "link": draw(st.sampled_from(["none", "shared", "per_pair"])),
+        "choose": draw(st.sampled_from([None, "decode_first"])),
+        "min_uncached_tokens": draw(st.sampled_from([None, 100])),
+        "timeout": draw(st.sampled_from([None, 0.2, 1.0, 4.0])),
+        "on_timeout": draw(st.sampled_from(["fail", "recompute"])),
+    }  # fmt: skip
+    return {"pools": pools, "transfer": transfer, "decode_router": draw(st.sampled_from(sorted(ROUTERS)))}
 
 
 @st.composite
 def clusters(draw: st.DrawFn) -> dict[str, Any]:
-    """Draw a cluster with faults or a rule that adds and removes replicas."""
-    replicas = draw(st.integers(1, 4))
-    time = st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.0, 5.0]) | st.floats(0, 6)
-    fault = st.fixed_dictionaries(
-        {
-            "at": time,
-            "replica": st.integers(0, replicas - 1),
-            "kind": st.sampled_from(["crash", "crash", "restart", "slow"]),
-        },
-        optional={"recover": time, "factor": st.sampled_from([0.5, 3.0])},
-    )
-    cluster: dict[str, Any] = {
+    """Draw a cluster with faults or a rule that adds and removes replicas; some have prefill and decode apart."""
+    cluster = sizes(draw, draw(st.integers(1, 4))) if draw(st.booleans()) else pools_apart(draw)
+    replicas = sum(pool.get("replicas") or pool["autoscale"]["max"] for pool in cluster.get("pools", [cluster]))
+    return {
+        **cluster,
         "router": draw(st.sampled_from(sorted(ROUTERS))),
-        "faults": draw(st.lists(fault, max_size=6)),
+        "faults": draw(faults(replicas)),
         "retry": draw(st.booleans()),
         "detect": draw(st.sampled_from([0.0, 0.3])),
     }
-    if draw(st.booleans()):
-        return {**cluster, "replicas": replicas}
-    scaling = {"min": draw(st.integers(1, replicas)), "max": replicas, "interval": 0.5}
-    return {**cluster, "autoscale": {**scaling, "target_queue": 1, "start_up": draw(st.sampled_from([0.0, 1.0]))}}
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     cluster=clusters(), policy=st.sampled_from(POLICIES), seed=st.integers(0, 99), follow=st.sampled_from([0.0, 0.4])
 )
@@ -67,7 +93,10 @@ def test_every_request_ends_and_no_block_is_held(
         loop.server.check()
         assert loop.server.pool.held == sum(request._blocks for request in loop.server.finished)
         assert all(request.status == "done" for request in loop.server.all_requests())
-        assert not len(loop.inbox)
+        assert not len(loop.inbox) and not loop.server.loading and not loop.server.kept
+    assert fleet.transfers is None or not (fleet.transfers.moves or fleet.transfers.copies)
+    fleet._tell_router(math.inf)
+    assert not fleet._asked  # the routers know that all have ended
 
 
 def both(policy: dict[str, Any], cluster: dict[str, Any], front_end: dict[str, Any], trace: Trace) -> Run:
@@ -80,7 +109,7 @@ def both(policy: dict[str, Any], cluster: dict[str, Any], front_end: dict[str, A
     return fast
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     cluster=clusters(), policy=st.sampled_from(POLICIES), seed=st.integers(0, 99), follow=st.sampled_from([0.0, 0.4]),
     front_end=st.sampled_from([{}, {"end_lag": True}, {"end_lag": True, "lag": 2}, {"seconds": 0.004}]),
@@ -193,11 +222,100 @@ def test_the_rule_adds_replicas_for_a_queue_and_removes_them_after_it() -> None:
     assert scaled.end < scaled.fleet["replica_seconds"] < 2 * scaled.end  # paid only while they are there
 
 
+def run_apart(requests: list[ClientRequest], policy: dict[str, Any] = POLICIES[1], **cluster: Any) -> Run:
+    """Run two prefill replicas, 0 and 1, and two decode replicas, 2 and 3; a copy takes 1 s."""
+    pools = [{"name": role, "role": role, "replicas": 2} for role in ("prefill", "decode")]
+    transfer = {"token_bytes": 1, "bandwidth": 10**15, "latency": 1.0, **cluster.pop("transfer", {})}
+    return both(policy, {"pools": pools, "transfer": transfer, **cluster}, {}, Trace(requests, "made", "synth"))
+
+
+PREFILL, STEP = COST["prefill"] + 100 * COST["prefill_token"], COST["decode_step"] + COST["decode_row"]
+
+
+def test_a_prefill_replica_that_crashes_while_it_computes_is_replaced() -> None:
+    for policy in (POLICIES[1], POLICIES[2]):
+        for retry in (True, False):
+            crash = [{"at": PREFILL / 2, "replica": 0}]
+            done = run_apart([ClientRequest(0, 0.0, 100, 2)], policy, faults=crash, retry=retry)
+            request = done.requests[0]
+            if retry:
+                assert (request.outcome, request.scheduled, done.fleet["retried"]) == ("finished", PREFILL / 2, 1)
+            else:
+                assert (request.outcome, request.reason) == ("lost", "its replica crashed")
+
+
+@pytest.mark.parametrize("policy", [POLICIES[1], POLICIES[2]], ids=["vllm-v1", "sglang"])
+@pytest.mark.parametrize("what", ["fail", "recompute"])
+def test_kv_of_a_prefill_replica_that_crashes_during_the_copy_is_lost(policy: dict[str, Any], what: str) -> None:
+    """The decode replica notices it 0.25 s later."""
+    crash = [{"at": 0.5, "replica": 0}]
+    done = run_apart(
+        [ClientRequest(0, 0.0, 100, 2)], policy, transfer={"on_timeout": what}, faults=crash, detect=0.25
+    )  # fmt: skip
+    request = done.requests[0]
+    if what == "fail":
+        assert (request.outcome, request.reason) == ("failed", "its prefill replica crashed")
+        assert request.finish == 0.75
+    else:
+        assert request.outcome == "finished" and request.first_token == pytest.approx(0.75 + PREFILL, abs=2e-3)
+
+
+def test_a_prefill_replica_that_crashes_after_the_copy_changes_nothing() -> None:
+    plain = run_apart([ClientRequest(0, 0.0, 100, 50)])
+    assert times(run_apart([ClientRequest(0, 0.0, 100, 50)], faults=[{"at": 1.2, "replica": 0}])) == times(plain)
+
+
+def test_requests_of_a_decode_replica_that_crashes_are_sent_again_or_lost() -> None:
+    """Request 0 answers, the KV of request 1 is on its way. Its second prefill is on the other replica."""
+    requests = [ClientRequest(0, 0.0, 100, 99), ClientRequest(1, 1.0, 100, 2), ClientRequest(2, 1.1, 100, 2)]
+    crash = [{"at": 1.5, "replica": replica} for replica in (2, 3)]
+    done = run_apart(requests, faults=[{**crash[0], "recover": 0.1}, {**crash[1], "recover": 0.1}])
+    answers, waits, _ = done.requests
+    assert (answers.outcome, answers.reason) == ("lost", "its replica crashed while it answered")
+    assert (waits.outcome, waits.scheduled) == ("finished", 1.5)
+    assert done.fleet["retried"] == 2
+
+
+@pytest.mark.parametrize("timeout", [None, 4.0])
+def test_blocks_of_a_decode_replica_that_crashed_stay_on_the_prefill_side_until_the_time_out(timeout: Any) -> None:
+    """Two prompts fill the only prefill replica. At 0.5, the decode replica crashes; a third prompt waits."""
+    requests = [ClientRequest(number, 0.3 * (number == 2), 100, 2) for number in range(3)]
+    pools = [
+        {"name": "p", "role": "prefill", "engine": {"num_blocks": 15}}, {"name": "d", "role": "decode", "replicas": 2},
+    ]  # fmt: skip
+    crash = [{"at": 0.5, "replica": replica} for replica in (1, 2)]
+    done = run_apart(requests, pools=pools, transfer={"timeout": timeout}, faults=crash, retry=False)
+    assert [request.outcome for request in done.requests] == ["lost", "lost", "lost"]
+    # The third prefill ends, and its blocks are free, too: nobody fetches its KV.
+    assert done.end == pytest.approx(0.5 if timeout is None else 2 * 4.0, abs=0.1)
+
+
+def test_a_prefill_replica_that_restarts_stays_until_its_kv_is_copied() -> None:
+    restart = [{"at": 0.005, "replica": 0, "kind": "restart", "recover": 1.0}]
+    requests = [ClientRequest(number, 0.0 if number == 0 else 3.0, 100, 2) for number in range(3)]
+    done = run_apart(requests, faults=restart)
+    assert done.result()["outcomes"] == {"finished": 3}
+    assert times(done) == times(run_apart(requests))
+
+
+def test_pools_grow_by_their_own_rules() -> None:
+    requests = [ClientRequest(number, 0.02 * number, 400, 10) for number in range(200)]
+    rule = {"min": 1, "max": 3, "interval": 0.5, "start_up": 0.5, "target_queue": 2}
+    decode = {"name": "d", "role": "decode", "engine": {"num_blocks": 4000}}
+    pools = [{"name": "p", "role": "prefill", "autoscale": rule}, decode]
+    transfer = {"latency": 0.01}
+    scaled = run_apart(requests, pools=pools, transfer=transfer, router="least-requests")
+    alone = run_apart(requests, pools=[{**pools[0], "autoscale": {**rule, "max": 1}}, pools[1]], transfer=transfer)
+    assert scaled.result()["mean_ttft_ms"] < alone.result()["mean_ttft_ms"]
+    assert scaled.replicas.rows[1]["requests"] > 0
+
+
 def test_wrong_faults_are_refused() -> None:
     for cluster, text in (
         ({"replicas": 2, "faults": [{"at": 1, "replica": 2}]}, "faults of replicas 0 to 1 only"),
         ({"replicas": 2, "autoscale": {"max": 4}}, "autoscale without replicas and pools"),
         ({"autoscale": {"min": 5, "max": 4}}, "min of at most max"),
+        ({"pools": [{"name": "a", "replicas": 2, "autoscale": {"max": 4}}]}, "one of replicas and autoscale"),
     ):
         with pytest.raises(BadInput, match=text):
             scenario_from(tree(POLICIES[0], cluster))

@@ -13,7 +13,7 @@ from servesim.core import BadInput, Request
 from servesim.core.content import Content
 from servesim.costs.device_profile import load_profile
 from servesim.engine.fleet import Fleet
-from servesim.engine.transfers import goes_apart
+from servesim.engine.kv_move import goes_apart
 from servesim.runs.fleet import build_fleet
 from servesim.runs.request_rows import seconds_in_states
 from servesim.runs.run_requests import RunRequests
