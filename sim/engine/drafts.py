@@ -26,37 +26,14 @@ class Drafts:
         self._accept: Accept = accept_none
         self.model: Optional[Acceptance] = None  # of the function, if it has one
         self.offer: Optional[Callable[[Request], int]] = None  # drafts after a step; None: always all
+        self.rows = 0  # with drafts that have returned
         self.drafted = 0
-        self._counts = [0] * (tokens + 1)  # rows by accepted drafts
-        self.newest = [0] * (tokens + 1)  # the same of the newest ones: small numbers are faster to count
+        self.accepted_at = [0] * tokens  # accepted drafts by position
         self.lost = 0  # drafts behind the end of an answer: accepted ones, and those of rows that are thrown away
 
     @property
-    def counts(self) -> list[int]:
-        """Rows with drafts that have returned, by accepted drafts."""
-        for accepted, rows in enumerate(self.newest):
-            self._counts[accepted] += rows
-            self.newest[accepted] = 0
-        return self._counts
-
-    @counts.setter
-    def counts(self, counts: list[int]) -> None:
-        self._counts, self.newest = counts, [0] * len(counts)
-
-    @property
-    def rows(self) -> int:
-        """Rows with drafts that have returned."""
-        return sum(self.counts)
-
-    @property
     def accepted(self) -> int:
-        return sum([accepted * rows for accepted, rows in enumerate(self.counts)])
-
-    @property
-    def accepted_at(self) -> list[int]:
-        """Accepted drafts by position."""
-        counts = self.counts
-        return [sum(counts[position + 1 :]) for position in range(self.tokens)]
+        return sum(self.accepted_at)
 
     def draw(self, request: Request, drafts: int) -> int:
         """Return how many drafts of a row that returns are accepted."""
@@ -91,6 +68,23 @@ class Drafts:
         request.drafts = self.tokens if overlaps else 0
         return Verified(request, drafts, 0 if is_known else UNKNOWN, decodes)
 
+    def count_rows(self, rows: int, first: int, second: int, third: int) -> None:
+        """Count rows with all drafts that have returned, and their accepted drafts at the first positions."""
+        self.rows += rows
+        self.drafted += rows * self.tokens
+        accepted = self.accepted_at
+        accepted[0] += first
+        if second:
+            accepted[1] += second
+        if third:
+            accepted[2] += third
+
+    def count_beyond(self, accepted: int) -> int:
+        """Count the accepted drafts of a row behind the third position. Return their number."""
+        for position in range(3, accepted):
+            self.accepted_at[position] += 1
+        return accepted - 3
+
     def offered(self, request: Request) -> int:
         """Return how many tokens the drafter guesses for the next step of a request."""
         return self.tokens if self.offer is None else self.offer(request)
@@ -100,8 +94,10 @@ class Drafts:
         if row.accepted == UNKNOWN:
             row.accepted = self.draw(row.request, row.drafts)
         if row.drafts:
+            self.rows += 1
             self.drafted += row.drafts
-            self.newest[row.accepted] += 1
+            for position in range(row.accepted):
+                self.accepted_at[position] += 1
             row.request.drafted += row.drafts
             row.request.accepted += row.accepted
         return row.accepted
