@@ -93,9 +93,10 @@ class Pass:
 
     def run(self) -> Plan:
         view, cache = self.view, self.view.prefix_cache
-        if cache is not None:
+        running = list(view.prefilling if self.decodes else view.running)
+        if cache is not None and (running or not len(view.waiting)):  # otherwise it starts below
             cache.start(decodes=False)
-        goes_on = self._schedule_running(list(view.prefilling if self.decodes else view.running))
+        goes_on = self._schedule_running(running)
         if self.decodes and self.preempt:  # the victim may be one that decodes
             return Pass(self.policy, view, one_by_one=True).run()
         chunks, may_grow = list(self.scheduled.values()), False

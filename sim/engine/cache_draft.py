@@ -44,6 +44,8 @@ class Draft(CacheDraft):
             self._planned.clear()
         told = self.cache.named is not None  # with drafts
         self._decoding_before = FOREVER if decodes and not told else 0
+        if not self.cache.holdings:
+            return
         for chunk in chunks:
             request = chunk.request
             holding = self.cache.holdings.get(request)

@@ -28,8 +28,21 @@ class Drafts:
         self.offer: Optional[Callable[[Request], int]] = None  # drafts after a step; None: always all
         self.rows = 0  # with drafts that have returned
         self.drafted = 0
-        self.accepted_at = [0] * tokens  # accepted drafts by position
+        self._accepted_at = [0] * tokens  # accepted drafts by position, without those that follow
+        self._first = self._second = self._third = 0  # of rows of the cohort: a number is faster than a list
         self.lost = 0  # drafts behind the end of an answer: accepted ones, and those of rows that are thrown away
+
+    @property
+    def accepted_at(self) -> list[int]:
+        """Accepted drafts by position."""
+        accepted_at = list(self._accepted_at)
+        for position, accepted in enumerate((self._first, self._second, self._third)[: self.tokens]):
+            accepted_at[position] += accepted
+        return accepted_at
+
+    @accepted_at.setter
+    def accepted_at(self, accepted: list[int]) -> None:
+        self._accepted_at, self._first, self._second, self._third = accepted, 0, 0, 0
 
     @property
     def accepted(self) -> int:
@@ -72,17 +85,14 @@ class Drafts:
         """Count rows with all drafts that have returned, and their accepted drafts at the first positions."""
         self.rows += rows
         self.drafted += rows * self.tokens
-        accepted = self.accepted_at
-        accepted[0] += first
-        if second:
-            accepted[1] += second
-        if third:
-            accepted[2] += third
+        self._first += first
+        self._second += second
+        self._third += third
 
     def count_beyond(self, accepted: int) -> int:
         """Count the accepted drafts of a row behind the third position. Return their number."""
         for position in range(3, accepted):
-            self.accepted_at[position] += 1
+            self._accepted_at[position] += 1
         return accepted - 3
 
     def offered(self, request: Request) -> int:
@@ -97,7 +107,7 @@ class Drafts:
             self.rows += 1
             self.drafted += row.drafts
             for position in range(row.accepted):
-                self.accepted_at[position] += 1
+                self._accepted_at[position] += 1
             row.request.drafted += row.drafts
             row.request.accepted += row.accepted
         return row.accepted

@@ -68,48 +68,45 @@ class HeldDrafts(FastForward):
             return False
         if not server.overlaps:
             return cache is None
-        return server.flight is step and not (step.joined or step.verified or (cache is not None and cache.shares))
+        if step.joined or step.verified or step.chunks or server.flight is not step:
+            return False
+        return cache is None or not cache.shares
 
     def _run_steady(self, step: Step, horizon: float) -> Step:
-        """Run steps of the members of the cohort until one of these leaves. Return the newest step.
+        """Run steps of all members of the cohort, up to the first after which one leaves. Return the newest step.
 
-        With two steps in flight, `step` is the one that returns next.
+        With two steps in flight, `step` returns next. One object stands for one step after another.
         """
         loop, server, cohort, use, pool = self.loop, self.server, self.cohort, self.server.kv_use, self.server.pool
-        overlaps, rows, plan, now = server.overlaps, cohort.size, step.plan, loop.now
+        overlaps, rows, now, last_end = server.overlaps, cohort.size, loop.now, cohort.last_end
         drafts = rows * cohort.drafts.tokens
+        assert last_end is not None
+        if not overlaps:
+            step = Step(step.plan, now, now)
         while now < horizon and cohort.need <= pool.free:
-            before, step = step, Step(plan, now, max(now, step.end))
-            step.decode_rows = step.rows = rows
-            step.drafts, step.context = drafts, cohort.context
+            start, context = max(now, step.end), cohort.context
+            end = start + self._seconds_of(rows, context, drafts)
             pool.free -= cohort.take_blocks()
-            step.end = step.start + self._seconds_of(rows, step.context, drafts)
-            use.tokens += rows + drafts
-            use.token_sum += use.tokens
-            use.block_sum += pool.held
-            if pool.held > use.peak_blocks:
-                use.peak_blocks = pool.held
+            use.count(rows + drafts, pool.held)
             cohort.count_step()
-            returned = before if overlaps else step
             accepted = cohort.draw_rows(rows)
+            newest = step if not (overlaps and cohort.leaving) else Step(step.plan, now, start)
+            returned, since = (step.end, step.start) if overlaps else (end, start)
+            newest.decided, newest.start, newest.end, newest.context = now, start, end, context
+            newest.decode_rows, newest.rows, newest.drafts = rows, rows, drafts
             if cohort.leaving:
-                cohort.drawn = accepted
-                cohort.flight = step
+                cohort.drawn, cohort.flight = accepted, newest
                 cohort.in_flight += 1
-                put_in_flight(server, step)
+                put_in_flight(server, newest)
                 loop.receive()
-                return step
-            now = returned.end
+                return newest
+            now = returned
             use.tokens += accepted - drafts
             server.tokens_generated += rows + accepted
-            assert cohort.last_end is not None
-            server.token_gaps.add(now - cohort.last_end, rows)
-            cohort.busy += now - returned.start
-            cohort.last_end = loop.now = now
+            server.token_gaps.add(now - last_end, rows)
+            cohort.busy += now - since
+            cohort.last_end = last_end = loop.now = now
             loop.calls += 1
-            if overlaps:
-                server.flight = step
-        cohort.flight = step
         return step
 
     def _others_await_end(self) -> bool:

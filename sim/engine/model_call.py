@@ -381,15 +381,11 @@ def _finished(server: Server, step: Step) -> list[Request]:
 
 def count_kv_use(server: Server, step: Step) -> None:
     """Count the blocks and the tokens that requests hold during a model call."""
-    use, blocks = server.kv_use, server.pool.held
-    use.tokens += step.decode_rows * server.cohort.width
+    use, tokens = server.kv_use, step.decode_rows * server.cohort.width
     for chunk in step.chunks:
-        use.tokens += chunk.tokens
-    use.token_sum += use.tokens
-    use.block_sum += blocks
+        tokens += chunk.tokens
+    use.count(tokens, server.pool.held)
     if server.view.has_groups:
         use.shared_sum += sum(
             [group_of(request).shared_blocks for request in server.running if request.sampling is not None]
         )
-    if blocks > use.peak_blocks:
-        use.peak_blocks = blocks
