@@ -8,12 +8,13 @@ from typing import Final
 class Drafting:
     """The numbers that the scheduler sees of a method."""
 
-    __slots__ = ("drops_last_hit", "lookahead", "prefill_lookahead", "slots", "tokens")
+    __slots__ = ("drops_last_hit", "lookahead", "method", "modules", "prefill_lookahead", "slots", "tokens")
 
     def __init__(
         self, tokens: int = 0, lookahead: int = 0, slots: int = 0, drops_last_hit: bool = False,
         prefill_lookahead: int = 0,
     ) -> None:  # fmt: skip
+        self.method, self.modules = "", 1
         self.tokens = tokens  # drafts of a request per step
         self.lookahead = lookahead  # places for the keys and values that the drafter writes
         self.slots = slots  # inputs of the drafter per request, beside its tokens
@@ -22,16 +23,19 @@ class Drafting:
 
 
 NO_DRAFTS: Final = Drafting()
-KNOWN: Final[dict[tuple[str, int, int], Drafting]] = {}  # every decision asks for them
+KNOWN: Final[list[Drafting]] = []  # every decision asks for them
 
 
 def drafting_of(method: str, tokens: int, modules: int) -> Drafting:
     """Return the numbers of a method with this number of drafts."""
     if not tokens:
         return NO_DRAFTS
-    drafting = KNOWN.get((method, tokens, modules))
-    if drafting is None:
-        drafting = KNOWN[method, tokens, modules] = _drafting_of(method, tokens, modules)
+    for known in KNOWN:  # compiled, this is faster than a dictionary
+        if known.tokens == tokens and known.modules == modules and known.method == method:
+            return known
+    drafting = _drafting_of(method, tokens, modules)
+    drafting.method, drafting.modules = method, modules
+    KNOWN.append(drafting)
     return drafting
 
 

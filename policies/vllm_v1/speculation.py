@@ -96,7 +96,7 @@ class Pass:
         running = list(view.prefilling if self.decodes else view.running)
         if cache is not None and (running or not len(view.waiting)):  # otherwise it starts below
             cache.start(decodes=False)
-        goes_on = self._schedule_running(running)
+        goes_on = not running or self._schedule_running(running)
         if self.decodes and self.preempt:  # the victim may be one that decodes
             return Pass(self.policy, view, one_by_one=True).run()
         chunks, may_grow = list(self.scheduled.values()), False
@@ -206,15 +206,17 @@ class Pass:
                 break
             tokens = min(tokens, self.room)
             tokens = tokens if drafts else self.cut(missing, tokens)
-            need = taken = self.admission_blocks(request, prefix, self.blocks(cached + tokens), False)
+            blocks = self.blocks(cached + tokens)
+            need = taken = self.admission_blocks(request, prefix, blocks, False)
             if policy.scheduler_reserve_full_isl:
                 whole = pool.blocks_for(min(request.length, self.most))
                 need = max(need, self.admission_blocks(request, prefix, whole, True))
             if tokens <= 0 or need + (watermark if view.running or chunks else 0) > self.free:
                 break
             self.spend(tokens)
-            chunks.append(Chunk(request, tokens, self.blocks(cached + tokens), cached, drafts))
-            self.admit(chunks[-1], prefix, taken)
+            chunk = Chunk(request, tokens, blocks, cached, drafts)
+            chunks.append(chunk)
+            self.admit(chunk, prefix, taken)
             seats -= 1
         return prefix.may_grow
 

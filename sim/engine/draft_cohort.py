@@ -92,10 +92,12 @@ class DraftCohort(Cohort):
 
     def take_blocks(self) -> int:
         """Give the members the blocks of a step. Return how many are new."""
-        for request in self._growing:
-            request._blocks = self._next_blocks(request)
-        self._growing.clear()
-        need, self.need = self.need, 0
+        need, size, ahead = self.need, self.block_size, self.ahead
+        if need:
+            for request in self._growing:
+                request._blocks = (request._cached + ahead - 1) // size + 1
+            self._growing.clear()
+            self.need = 0
         return need
 
     def leave(self, request: Request, in_flight: bool = False) -> None:
@@ -117,7 +119,7 @@ class DraftCohort(Cohort):
 
     def _remove(self, request: Request) -> bool:
         """Remove a member from the sums. Return whether no step of the cohort has had it."""
-        if request in self._growing:
+        if self.need and request in self._growing:
             self._growing.remove(request)
             self.need -= self._next_blocks(request) - request._blocks
         self.members.remove(request)
@@ -125,14 +127,14 @@ class DraftCohort(Cohort):
         self.size -= 1
         self.context -= request._cached
         self.max_length -= request.prompt + request.max_tokens
-        is_new = request in self.new_members
-        if is_new:
-            self.new_members.remove(request)
-        return is_new
+        if not self.new_members or request not in self.new_members:
+            return False
+        self.new_members.remove(request)
+        return True
 
     def _part(self, request: Request, joined: list[Request]) -> None:
         """Store the times of a request that leaves. `joined`: those of which no step has returned."""
-        if request in joined:
+        if joined and request in joined:
             joined.remove(request)
         else:
             request.last_token = self.last_end
@@ -204,6 +206,7 @@ class DraftCohort(Cohort):
         tokens: i64 = drafts.tokens
         size: i64 = self.block_size
         ahead: i64 = self.ahead
+        growing = self._growing
         total: i64 = 0
         total_second: i64 = 0  # accepted ones at the second position
         total_third: i64 = 0
@@ -230,8 +233,10 @@ class DraftCohort(Cohort):
             request._written = written
             cached: i64 = request._cached + 1 + accepted
             request._cached = cached
-            if cached + ahead > request._blocks * size:
-                self._note_growth(request)
+            blocks: i64 = request._blocks
+            if cached + ahead > blocks * size:
+                self.need += (cached + ahead - 1) // size + 1 - blocks
+                growing.append(request)
             request.drafted += tokens
             request.accepted += accepted
             total += accepted
