@@ -93,7 +93,8 @@ class Pass:
 
     def run(self) -> Plan:
         view, cache = self.view, self.view.prefix_cache
-        running = list(view.prefilling if self.decodes else view.running)
+        queue = view.prefilling if self.decodes else view.running
+        running = list(queue) if len(queue) else []
         if cache is not None and (running or not len(view.waiting)):  # otherwise it starts below
             cache.start(decodes=False)
         goes_on = not running or self._schedule_running(running)

@@ -154,12 +154,12 @@ class Request(ClientRequest):
         self._written = 0
         self._cached = 0
         self._blocks = 0
+        self.luck: i64 = 0  # the random number of its next row, which says which guesses are right; 0: none yet
+        self.drafted: i64 = 0  # verified guesses
+        self.accepted: i64 = 0  # right ones
         self._cohort: Optional[DecodeCohort] = None
         self._admission = 0  # number of its newest admission in its server, or of its new place in the running queue
         self.drafts = 0  # guesses of its next tokens (speculative decoding)
-        self.luck: i64 = 0  # its newest random number that says which of them are right; 0: none yet
-        self.drafted: i64 = 0  # verified guesses
-        self.accepted: i64 = 0  # right ones
         self.named = 0  # its tokens that the prefix cache knows, if these are told (BlockTree.is_told)
         self._in_prefilling = False  # whether it is in its server's prefilling queue
         self._in_flight = 0  # tokens in flight, without those of the cohort

@@ -92,10 +92,12 @@ class DraftCohort(Cohort):
 
     def take_blocks(self) -> int:
         """Give the members the blocks of a step. Return how many are new."""
-        need, size, ahead = self.need, self.block_size, self.ahead
+        need, ahead = self.need, self.ahead - 1
         if need:
+            size: i64 = self.block_size
             for request in self._growing:
-                request._blocks = (request._cached + ahead - 1) // size + 1
+                cached: i64 = request._cached + ahead
+                request._blocks = cached // size + 1
             self._growing.clear()
             self.need = 0
         return need
@@ -195,32 +197,27 @@ class DraftCohort(Cohort):
 
     def draw_rows(self, rows: int) -> int:
         """Add the tokens of a step to the first members, unless they leave. Return how many drafts were accepted."""
-        drafts, model, has_rates = self.drafts, self.drafts.model, False
-        bounds = NO_BOUNDS
-        if model is not None:
-            has_rates = not model.bounds
-            bounds = model.bounds or NO_BOUNDS
+        drafts, model = self.drafts, self.drafts.model
+        bounds = NO_BOUNDS if model is None else model.bounds
         first: i64 = bounds[0]
         second: i64 = bounds[1]
         third: i64 = bounds[2]
         tokens: i64 = drafts.tokens
         size: i64 = self.block_size
         ahead: i64 = self.ahead
-        growing = self._growing
         total: i64 = 0
-        total_second: i64 = 0  # accepted ones at the second position
-        total_third: i64 = 0
-        total_beyond: i64 = 0
+        at_second: i64 = 0  # of these, those at the second position
+        at_third: i64 = 0
+        further: i64 = 0
         for request in self.members if rows == len(self.members) else self.members[:rows]:
             if model is None:
                 accepted: i64 = drafts.draw(request, drafts.tokens)
             else:
-                if has_rates:
+                if model.by_request:
                     bounds = model.bounds_for(request)
                     first, second, third = bounds[0], bounds[1], bounds[2]
                 luck: i64 = request.luck
-                luck = luck * MULTIPLIER % MODULUS
-                request.luck = luck
+                request.luck = luck * MULTIPLIER % MODULUS
                 accepted = luck < first
                 accepted += luck < second  # without a branch, this is faster
                 accepted += luck < third
@@ -236,16 +233,16 @@ class DraftCohort(Cohort):
             blocks: i64 = request._blocks
             if cached + ahead > blocks * size:
                 self.need += (cached + ahead - 1) // size + 1 - blocks
-                growing.append(request)
+                self._growing.append(request)
             request.drafted += tokens
             request.accepted += accepted
             total += accepted
-            total_second += accepted > 1
-            total_third += accepted > 2
+            at_second += accepted > 1
+            at_third += accepted > 2
             if accepted > 3:
-                total_beyond += drafts.count_beyond(accepted)
+                further += drafts.count_further(accepted)
         returned = rows - len(self.leaving)
-        drafts.count_rows(returned, total - total_second - total_third - total_beyond, total_second, total_third)
+        drafts.count_rows(returned, returned * tokens, total - at_second - at_third - further, at_second, at_third)
         self.context += returned + total
         return total
 

@@ -28,21 +28,19 @@ class Drafts:
         self.offer: Optional[Callable[[Request], int]] = None  # drafts after a step; None: always all
         self.rows = 0  # with drafts that have returned
         self.drafted = 0
-        self._accepted_at = [0] * tokens  # accepted drafts by position, without those that follow
-        self._first = self._second = self._third = 0  # of rows of the cohort: a number is faster than a list
+        self._first = self._second = self._third = 0  # accepted ones at these positions: faster than a list
+        self._further = [0] * (tokens - 3)  # and at those behind them
         self.lost = 0  # drafts behind the end of an answer: accepted ones, and those of rows that are thrown away
 
     @property
     def accepted_at(self) -> list[int]:
         """Accepted drafts by position."""
-        accepted_at = list(self._accepted_at)
-        for position, accepted in enumerate((self._first, self._second, self._third)[: self.tokens]):
-            accepted_at[position] += accepted
-        return accepted_at
+        return [self._first, self._second, self._third][: self.tokens] + self._further
 
     @accepted_at.setter
     def accepted_at(self, accepted: list[int]) -> None:
-        self._accepted_at, self._first, self._second, self._third = accepted, 0, 0, 0
+        self._first, self._second, self._third = [*accepted, 0, 0][:3]
+        self._further = accepted[3:]
 
     @property
     def accepted(self) -> int:
@@ -50,6 +48,8 @@ class Drafts:
 
     def draw(self, request: Request, drafts: int) -> int:
         """Return how many drafts of a row that returns are accepted."""
+        if self.model is not None:  # compiled, the method is faster than the function
+            return self.model.accept(request, drafts)
         return min(self._accept(request, drafts), drafts)
 
     @property
@@ -81,19 +81,19 @@ class Drafts:
         request.drafts = self.tokens if overlaps else 0
         return Verified(request, drafts, 0 if is_known else UNKNOWN, decodes)
 
-    def count_rows(self, rows: int, first: int, second: int, third: int) -> None:
-        """Count rows with all drafts that have returned, and their accepted drafts at the first positions."""
+    def count_rows(self, rows: int, drafts: int, first: int, second: int, third: int) -> None:
+        """Count rows with drafts that have returned, and the accepted ones at the first positions."""
         self.rows += rows
-        self.drafted += rows * self.tokens
+        self.drafted += drafts
         self._first += first
         self._second += second
         self._third += third
 
-    def count_beyond(self, accepted: int) -> int:
+    def count_further(self, accepted: int) -> int:
         """Count the accepted drafts of a row behind the third position. Return their number."""
-        for position in range(3, accepted):
-            self._accepted_at[position] += 1
-        return accepted - 3
+        for index in range(accepted - 3):
+            self._further[index] += 1
+        return max(0, accepted - 3)
 
     def offered(self, request: Request) -> int:
         """Return how many tokens the drafter guesses for the next step of a request."""
@@ -104,10 +104,9 @@ class Drafts:
         if row.accepted == UNKNOWN:
             row.accepted = self.draw(row.request, row.drafts)
         if row.drafts:
-            self.rows += 1
-            self.drafted += row.drafts
-            for position in range(row.accepted):
-                self._accepted_at[position] += 1
+            accepted = row.accepted
+            self.count_rows(1, row.drafts, accepted > 0, accepted > 1, accepted > 2)
+            self.count_further(accepted)
             row.request.drafted += row.drafts
             row.request.accepted += row.accepted
         return row.accepted
