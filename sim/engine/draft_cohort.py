@@ -2,7 +2,8 @@
 
 How it works. A step adds 1 + drafts tokens to a member when it is launched, and takes the rejected ones back when it
 returns. Between two decisions both happen once: a step is launched, and this one or the one before it returns. So one
-pass over the members adds 1 + accepted tokens. Members have their counters themselves (`steps` stays 0).
+pass over the members adds 1 + accepted tokens (`draw_rows`). Members have their counters themselves (`steps` stays 0).
+Fast-forward makes the pass before the step returns (held_drafts.py); only if a member leaves, `deliver` has more to do.
 
 A request that ends, or that may get fewer drafts in the next step, leaves; so do all members if a plan has a chunk of
 one of them. What a request has in flight then is a row of its own (`Step.verified`). `join` takes it back.
@@ -25,7 +26,7 @@ from .step import NO_REQUESTS, NO_ROWS, Step, Verified
 if TYPE_CHECKING:
     from mypy_extensions import i64  # of a number that is never larger: faster in compiled code
 
-NO_BOUNDS: Final = [0, 0, 0]
+NO_BOUNDS: Final = [0, 0, 0]  # of a function that says how many drafts are accepted
 
 
 class DraftCohort(Cohort):
