@@ -34,5 +34,7 @@ def priority_key(request: Request) -> tuple[int, float]:
 
 def prefilling_is_last(running: Queue, prefilling: Queue) -> bool:
     """Return whether the partly computed prompts are at the end of the running queue."""
+    if not len(prefilling):
+        return True
     first = len(running) - len(prefilling)
     return all(running[first + index] is request for index, request in enumerate(prefilling))

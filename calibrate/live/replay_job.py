@@ -33,8 +33,7 @@ RESULT_FIELDS = (
     "visible_at", "scheduled", "first_token", "last_token", "finish", "client_end",
     "queued", "prefilling", "decoding", "swapped", "preemptions", "outcome", "reason", "cached_tokens",
 )  # fmt: skip
-DRAFT_COUNTS = ("counts", "drafted", "lost")
-DRAFT_SUMS = ("rows", "accepted", "accepted_at")  # which follow from these
+DRAFT_COUNTS = ("rows", "drafted", "accepted_at", "lost")
 WARM_UP_TOKENS = 32  # maximum output length of a warm-up request
 
 
@@ -122,7 +121,7 @@ def drafts_result(live: LiveDriver, requests: Sequence[Request]) -> dict[str, An
     if counts is None or log is None:
         return {}
     rows = {str(request.id): log.log.get(request.id, []) for request in requests}
-    return {"drafts": {**{name: getattr(counts, name) for name in DRAFT_COUNTS + DRAFT_SUMS}, "requests": rows}}
+    return {"drafts": {**{name: getattr(counts, name) for name in (*DRAFT_COUNTS, "accepted")}, "requests": rows}}
 
 
 def check_fits(requests: Sequence[Request], engine: Mapping[str, Any], about: Mapping[str, Any], context: int) -> None:

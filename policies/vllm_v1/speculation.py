@@ -83,9 +83,12 @@ class DraftPass(Pass):
 
     def run(self) -> Plan:
         view, cache = self.view, self.view.prefix_cache
-        if cache is not None:
+        queue = view.prefilling if self.decodes else view.running
+        running = list(queue) if len(queue) else []
+        if cache is not None and (running or not len(view.waiting)):  # otherwise it starts below
             cache.start(decodes=False)
-        self.schedule_running(list(view.prefilling if self.decodes else view.running))
+        if running:
+            self.schedule_running(running)
         if self.decodes and self.preempt:  # the victim may be one that decodes
             return DraftPass(self.policy, view, one_by_one=True).run()
         chunks, may_grow = list(self.scheduled.values()), False

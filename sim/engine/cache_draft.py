@@ -42,8 +42,10 @@ class Draft(CacheDraft):
             self.cache.host.settle()
         if self._planned:
             self._planned.clear()
-        told = self.cache.named is not None  # with drafts
+        told = self.cache.tree.is_told  # with drafts
         self._decoding_before = FOREVER if decodes and not told else 0
+        if not self.cache.holdings:
+            return
         for chunk in chunks:
             request = chunk.request
             holding = self.cache.holdings.get(request)

@@ -2,7 +2,8 @@
 
 How it works. A step adds 1 + drafts tokens to a member when it is launched, and takes the rejected ones back when it
 returns. Between two decisions both happen once: a step is launched, and this one or the one before it returns. So one
-pass over the members adds 1 + accepted tokens. Members have their counters themselves (`steps` stays 0).
+pass over the members adds 1 + accepted tokens (`draw_rows`). Members have their counters themselves (`steps` stays 0).
+Fast-forward makes the pass before the step returns (held_drafts.py); only if a member leaves, `deliver` has more to do.
 
 A request that ends, or that may get fewer drafts in the next step, leaves; so do all members if a plan has a chunk of
 one of them. What a request has in flight then is a row of its own (`Step.verified`). `join` takes it back.
@@ -12,22 +13,29 @@ Why it is exact. Rows of members and rows of their own change a request in the s
 
 from __future__ import annotations
 
-from typing import Final, Optional
+from typing import TYPE_CHECKING, Final, Optional
 
 from servesim.core import FOREVER, Request
 
+from .acceptance import MODULUS, MULTIPLIER, first_luck
 from .cohort import Cohort
 from .drafts import UNKNOWN, Drafts
 from .kv_cache import KvCache
-from .step import NO_REQUESTS, Step, Verified
+from .step import NO_REQUESTS, NO_ROWS, Step, Verified
 
-MAX_NEWEST: Final = 200  # rows that are not added to the others
+if TYPE_CHECKING:
+    from mypy_extensions import i64  # of a number that is never larger: faster in compiled code
+
+NO_BOUNDS: Final = [0, 0, 0]  # of a function that says how many drafts are accepted
 
 
 class DraftCohort(Cohort):
     """The members of one server."""
 
-    __slots__ = ("_growing", "ahead", "cache", "drafts", "enabled", "max_model_len", "members", "need", "overlaps")
+    __slots__ = (
+        "_growing", "ahead", "cache", "drafts", "drawn", "enabled", "leaving", "max_model_len", "members", "need",
+        "overlaps",
+    )  # fmt: skip
 
     def __init__(self, block_size: int, drafts: Drafts, lookahead: int) -> None:
         super().__init__(block_size)
@@ -41,6 +49,8 @@ class DraftCohort(Cohort):
         self.members: list[Request] = []  # those that joined last are at the end
         self.need = 0  # new blocks of the next step
         self._growing: list[Request] = []  # members that need them
+        self.drawn = UNKNOWN  # accepted drafts of the next step that returns, if they are drawn
+        self.leaving = NO_ROWS  # rows of this step whose requests leave
 
     @property
     def longest(self) -> int:
@@ -58,6 +68,8 @@ class DraftCohort(Cohort):
             return
         request._cohort, request._finish_step, request._joined_step = self, most, 0
         request._joined_busy_s = self.busy
+        if not request.luck and self.drafts.model is not None:
+            request.luck = first_luck(self.drafts.model.start, request.id)
         self.members.append(request)
         self.new_members.append(request)
         self.size += 1
@@ -81,10 +93,14 @@ class DraftCohort(Cohort):
 
     def take_blocks(self) -> int:
         """Give the members the blocks of a step. Return how many are new."""
-        for request in self._growing:
-            request._blocks = self._next_blocks(request)
-        self._growing.clear()
-        need, self.need = self.need, 0
+        need, ahead = self.need, self.ahead - 1
+        if need:
+            size: i64 = self.block_size
+            for request in self._growing:
+                cached: i64 = request._cached + ahead
+                request._blocks = cached // size + 1
+            self._growing.clear()
+            self.need = 0
         return need
 
     def leave(self, request: Request, in_flight: bool = False) -> None:
@@ -106,7 +122,7 @@ class DraftCohort(Cohort):
 
     def _remove(self, request: Request) -> bool:
         """Remove a member from the sums. Return whether no step of the cohort has had it."""
-        if request in self._growing:
+        if self.need and request in self._growing:
             self._growing.remove(request)
             self.need -= self._next_blocks(request) - request._blocks
         self.members.remove(request)
@@ -114,14 +130,14 @@ class DraftCohort(Cohort):
         self.size -= 1
         self.context -= request._cached
         self.max_length -= request.prompt + request.max_tokens
-        is_new = request in self.new_members
-        if is_new:
-            self.new_members.remove(request)
-        return is_new
+        if not self.new_members or request not in self.new_members:
+            return False
+        self.new_members.remove(request)
+        return True
 
     def _part(self, request: Request, joined: list[Request]) -> None:
         """Store the times of a request that leaves. `joined`: those of which no step has returned."""
-        if request in joined:
+        if joined and request in joined:
             joined.remove(request)
         else:
             request.last_token = self.last_end
@@ -135,12 +151,19 @@ class DraftCohort(Cohort):
         """Count a step of all members."""
         self.flight = step
         self.in_flight += 1
-        self.count_rows(self.size, self.context + self.size, *self.drafts_of(self.size, self.context), True)
+        self.count_step()
+        if not self.new_members:
+            return
         step.joined, self.new_members = self.new_members, []
         if self.overlaps:  # the others get these tokens when the step before returns
             for request in step.joined:
                 launch_row(request, self.width)
                 self.context += self.width
+
+    def count_step(self) -> None:
+        """Count the rows of all members."""
+        drafts, pairs = self.drafts_of(self.size, self.context)
+        self.count_rows(self.size, self.context + self.size, drafts, pairs, True)
 
     def drafts_of(self, rows: int, context: int) -> tuple[int, int]:
         """Return the drafts of rows, and the pairs of one of them and a token that it attends to."""
@@ -158,38 +181,77 @@ class DraftCohort(Cohort):
     def deliver(self, step: Step) -> int:
         """Add the tokens of a step that has returned to its rows. Return how many drafts were accepted."""
         self.in_flight -= 1
-        flight, drafts, members = self.flight, self.drafts, self.members
-        if self.overlaps and flight is step:  # no step follows
-            self.leave_all()
-        rows = len(members) - len(self.new_members)
-        if flight is not None and flight is not step:
-            rows -= len(flight.joined)
-        total, size, ahead, counts = 0, self.block_size, self.ahead, drafts.newest
-        left: list[Verified] = []
-        model, tokens = drafts.model, drafts.tokens
-        for request in members if rows == len(members) else members[:rows]:
-            # compiled, the method is faster than the function
-            accepted = drafts.draw(request, tokens) if model is None else model.accept(request, tokens)
-            written = request._written + 1 + accepted
+        flight = self.flight
+        if self.drawn == UNKNOWN:
+            if self.overlaps and flight is step:  # no step follows
+                self.leave_all()
+            rows = len(self.members) - len(self.new_members)
+            if flight is not None and flight is not step:
+                rows -= len(flight.joined)
+            self.drawn = self.draw_rows(rows)
+        accepted, self.drawn = self.drawn, UNKNOWN
+        if self.leaving:
+            for row in self.leaving:
+                self._return_alone(step, row)
+            self.leaving = NO_ROWS
+        return accepted
+
+    def draw_rows(self, rows: int) -> int:
+        """Add the tokens of a step to the first members, unless they leave. Return how many drafts were accepted."""
+        drafts, model = self.drafts, self.drafts.model
+        bounds = NO_BOUNDS if model is None else model.bounds
+        first: i64 = bounds[0]
+        second: i64 = bounds[1]
+        third: i64 = bounds[2]
+        tokens: i64 = drafts.tokens
+        size: i64 = self.block_size
+        ahead: i64 = self.ahead
+        total: i64 = 0
+        at_second: i64 = 0  # of these, those at the second position
+        at_third: i64 = 0
+        further: i64 = 0
+        for request in self.members if rows == len(self.members) else self.members[:rows]:
+            if model is None:
+                accepted: i64 = drafts.draw(request, drafts.tokens)
+            else:
+                if model.by_request:
+                    bounds = model.bounds_for(request)
+                    first, second, third = bounds[0], bounds[1], bounds[2]
+                luck: i64 = request.luck
+                request.luck = luck * MULTIPLIER % MODULUS
+                accepted = luck < first
+                accepted += luck < second  # without a branch, this is faster
+                accepted += luck < third
+                while 2 < accepted < tokens and luck < bounds[accepted]:
+                    accepted += 1
+            written: i64 = request._written + 1 + accepted
             if written > request._finish_step:
-                left.append(Verified(request, tokens, accepted, True))
+                self._note_leaving(request, accepted)
                 continue
-            counts[accepted] = counts[accepted] + 1
-            total += accepted
+            request._written = written
+            cached: i64 = request._cached + 1 + accepted
+            request._cached = cached
+            blocks: i64 = request._blocks
+            if cached + ahead > blocks * size:
+                self.need += (cached + ahead - 1) // size + 1 - blocks
+                self._growing.append(request)
             request.drafted += tokens
             request.accepted += accepted
-            request._written = written
-            request._cached = cached = request._cached + 1 + accepted
-            if cached + ahead > request._blocks * size:
-                self._note_growth(request)
-        rows -= len(left)
-        drafts.drafted += rows * tokens
-        if counts[0] + counts[-1] > MAX_NEWEST:
-            drafts.counts  # noqa: B018  adds them to the others
-        self.context += rows + total
-        for row in left:
-            self._return_alone(step, row)
+            total += accepted
+            at_second += accepted > 1
+            at_third += accepted > 2
+            if accepted > 3:
+                further += drafts.count_further(accepted)
+        returned = rows - len(self.leaving)
+        drafts.count_rows(returned, returned * tokens, total - at_second - at_third - further, at_second, at_third)
+        self.context += returned + total
         return total
+
+    def _note_leaving(self, request: Request, accepted: int) -> None:
+        """Note that a row returns as one of its own."""
+        if not self.leaving:
+            self.leaving = []
+        self.leaving.append(Verified(request, self.drafts.tokens, accepted, True))
 
     def _return_alone(self, step: Step, row: Verified) -> None:
         """Remove a member whose row returns now. What it has in flight are rows of its own."""

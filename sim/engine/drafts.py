@@ -26,40 +26,30 @@ class Drafts:
         self._accept: Accept = accept_none
         self.model: Optional[Acceptance] = None  # of the function, if it has one
         self.offer: Optional[Callable[[Request], int]] = None  # drafts after a step; None: always all
+        self.rows = 0  # with drafts that have returned
         self.drafted = 0
-        self._counts = [0] * (tokens + 1)  # rows by accepted drafts
-        self.newest = [0] * (tokens + 1)  # the same of the newest ones: small numbers are faster to count
+        self._first = self._second = self._third = 0  # accepted ones at these positions: faster than a list
+        self._further = [0] * (tokens - 3)  # and at those behind them
         self.lost = 0  # drafts behind the end of an answer: accepted ones, and those of rows that are thrown away
-
-    @property
-    def counts(self) -> list[int]:
-        """Rows with drafts that have returned, by accepted drafts."""
-        for accepted, rows in enumerate(self.newest):
-            self._counts[accepted] += rows
-            self.newest[accepted] = 0
-        return self._counts
-
-    @counts.setter
-    def counts(self, counts: list[int]) -> None:
-        self._counts, self.newest = counts, [0] * len(counts)
-
-    @property
-    def rows(self) -> int:
-        """Rows with drafts that have returned."""
-        return sum(self.counts)
-
-    @property
-    def accepted(self) -> int:
-        return sum([accepted * rows for accepted, rows in enumerate(self.counts)])
 
     @property
     def accepted_at(self) -> list[int]:
         """Accepted drafts by position."""
-        counts = self.counts
-        return [sum(counts[position + 1 :]) for position in range(self.tokens)]
+        return [self._first, self._second, self._third][: self.tokens] + self._further
+
+    @accepted_at.setter
+    def accepted_at(self, accepted: list[int]) -> None:
+        self._first, self._second, self._third = [*accepted, 0, 0][:3]
+        self._further = accepted[3:]
+
+    @property
+    def accepted(self) -> int:
+        return sum(self.accepted_at)
 
     def draw(self, request: Request, drafts: int) -> int:
         """Return how many drafts of a row that returns are accepted."""
+        if self.model is not None:  # compiled, the method is faster than the function
+            return self.model.accept(request, drafts)
         return min(self._accept(request, drafts), drafts)
 
     @property
@@ -91,6 +81,20 @@ class Drafts:
         request.drafts = self.tokens if overlaps else 0
         return Verified(request, drafts, 0 if is_known else UNKNOWN, decodes)
 
+    def count_rows(self, rows: int, drafts: int, first: int, second: int, third: int) -> None:
+        """Count rows with drafts that have returned, and the accepted ones at the first positions."""
+        self.rows += rows
+        self.drafted += drafts
+        self._first += first
+        self._second += second
+        self._third += third
+
+    def count_further(self, accepted: int) -> int:
+        """Count the accepted drafts of a row behind the third position. Return their number."""
+        for index in range(accepted - 3):
+            self._further[index] += 1
+        return max(0, accepted - 3)
+
     def offered(self, request: Request) -> int:
         """Return how many tokens the drafter guesses for the next step of a request."""
         return self.tokens if self.offer is None else self.offer(request)
@@ -100,8 +104,9 @@ class Drafts:
         if row.accepted == UNKNOWN:
             row.accepted = self.draw(row.request, row.drafts)
         if row.drafts:
-            self.drafted += row.drafts
-            self.newest[row.accepted] += 1
+            accepted = row.accepted
+            self.count_rows(1, row.drafts, accepted > 0, accepted > 1, accepted > 2)
+            self.count_further(accepted)
             row.request.drafted += row.drafts
             row.request.accepted += row.accepted
         return row.accepted

@@ -1,6 +1,7 @@
 """Fast-forward with speculative decoding: steps in which all running requests verify their drafts need no decision.
 
 Every step adds another number of tokens to each request (draft_cohort.py), so the steps run one by one, as in the loop.
+If no request has joined or left, only sums and times change: these steps need no more than their sums.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from servesim.core.limits import MAX_STEP
 from .draft_cohort import DraftCohort
 from .fast_forward import FastForward
 from .loop import Loop
+from .model_call import put_in_flight
 from .plans import start_decode
 from .shape import Padding
 from .step import NO_REQUESTS, Step
@@ -33,12 +35,12 @@ class HeldDrafts(FastForward):
 
     def run(self, step: Step) -> float:
         loop, server, cohort, plan = self.loop, self.server, self.cohort, step.plan
+        running, rows = len(server.running), cohort.size
+        loop.send(step, self._end_of(step))
         while True:
-            running, rows = len(server.running), cohort.size
-            loop.send(step, self._end_of(step))
             now = loop.now
-            horizon = loop.inbox.next_arrival if self.only_arrivals else self.next_change(None)
-            if now >= min(horizon, loop.barrier) or loop.inbox.delayed or loop.port is not None:
+            horizon = min(loop.inbox.next_arrival if self.only_arrivals else self.next_change(None), loop.barrier)
+            if now >= horizon or loop.inbox.delayed or loop.port is not None:
                 return now
             if len(server.running) < running:
                 if not plan.hold.past_finish:
@@ -48,11 +50,64 @@ class HeldDrafts(FastForward):
                 return now
             if cohort.size < rows and server.waiting:  # fewer rows leave more of the budget to a request that waits
                 return now
+            running, rows = len(server.running), cohort.size
+            if self._is_steady(step):
+                step = self._run_steady(step, horizon)
+                continue
             server.rules.repeat_plan(server)
             step = Step(plan, now, now if server.flight is None else max(now, server.flight.end))
             start_decode(server, step)
             if loop.observers:
                 loop.notify_start(step, NO_REQUESTS, now)
+            loop.send(step, self._end_of(step))
+
+    def _is_steady(self, step: Step) -> bool:
+        """Whether only sums and times change in the next step, unless a request leaves when a step returns."""
+        server, cache = self.server, self.server.prefix_cache
+        if not self.loop.fast_path or self._needs_clock(self.cohort.size) or self.cohort.new_members:
+            return False
+        if not server.overlaps:
+            return cache is None
+        if step.joined or step.verified or step.chunks or server.flight is not step:
+            return False
+        return cache is None or not cache.shares
+
+    def _run_steady(self, step: Step, horizon: float) -> Step:
+        """Run steps of all members of the cohort, up to the first after which one leaves. Return the newest step.
+
+        With two steps in flight, `step` returns next. One object stands for one step after another.
+        """
+        loop, server, cohort, use, pool = self.loop, self.server, self.cohort, self.server.kv_use, self.server.pool
+        overlaps, rows, now, last_end = server.overlaps, cohort.size, loop.now, cohort.last_end
+        drafts = rows * cohort.drafts.tokens
+        assert last_end is not None
+        if not overlaps:
+            step = Step(step.plan, now, now)
+        while now < horizon and cohort.need <= pool.free:
+            start, context = max(now, step.end), cohort.context
+            end = start + self._seconds_of(rows, context, drafts)
+            pool.free -= cohort.take_blocks()
+            use.count(rows + drafts, pool.held)
+            cohort.count_step()
+            accepted = cohort.draw_rows(rows)
+            newest = step if not (overlaps and cohort.leaving) else Step(step.plan, now, start)
+            returned, since = (step.end, step.start) if overlaps else (end, start)
+            newest.decided, newest.start, newest.end, newest.context = now, start, end, context
+            newest.decode_rows, newest.rows, newest.drafts = rows, rows, drafts
+            if cohort.leaving:
+                cohort.drawn, cohort.flight = accepted, newest
+                cohort.in_flight += 1
+                put_in_flight(server, newest)
+                loop.receive()
+                return newest
+            now = returned
+            use.tokens += accepted - drafts
+            server.tokens_generated += rows + accepted
+            server.token_gaps.add(now - last_end, rows)
+            cohort.busy += now - since
+            cohort.last_end = last_end = loop.now = now
+            loop.calls += 1
+        return step
 
     def _others_await_end(self) -> bool:
         """Whether all running requests that are not in the cohort run no more."""
@@ -64,17 +119,22 @@ class HeldDrafts(FastForward):
                     others -= 1
         return not others
 
+    def _needs_clock(self, rows: int) -> bool:
+        return self.reads_longest or len(self.padding.decode_buckets) > 0 or rows > self._max_draft_rows
+
     def _end_of(self, step: Step) -> float:
         """Return the end of a step that verifies drafts."""
-        rows, context = step.decode_rows, step.context
-        if self.reads_longest or self.padding.decode_buckets or rows > self._max_draft_rows:
-            self._max_draft_rows = rows
+        if self._needs_clock(step.decode_rows):
+            self._max_draft_rows = step.decode_rows
             return self.loop.clock.start_call(step, step.start, self.server.rules)
-        seconds = self.cost.verify(rows, rows, context, step.drafts)
+        return step.start + self._seconds_of(step.decode_rows, step.context, step.drafts)
+
+    def _seconds_of(self, rows: int, context: int, drafts: int) -> float:
+        seconds = self.cost.verify(rows, rows, context, drafts)
         if not 0.0 <= seconds <= MAX_STEP:
             check_seconds(self.cost, seconds)
         if context > self.max_context:
             self.max_context = context
         if context > self.max_row_context * rows:
             self.max_row_context = context / rows
-        return step.start + seconds
+        return seconds

@@ -26,6 +26,14 @@ class KvUse:
         self.shared_sum = 0  # blocks that the sequences of a request saved by sharing
         self.peak_blocks = 0
 
+    def count(self, tokens: int, blocks: int) -> None:
+        """Count a step that computes these tokens while requests hold these blocks."""
+        self.tokens += tokens
+        self.token_sum += self.tokens
+        self.block_sum += blocks
+        if blocks > self.peak_blocks:
+            self.peak_blocks = blocks
+
     def add_steps(self, steps: int, live: int, blocks: int, more_sum: int) -> None:
         """Count steps that compute `live` tokens each. The first one holds `blocks`; the others hold more.
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from servesim.core import Request
+from servesim.core import Chunk, Request
 
 from .cohort import NO_MEMBERS
 from .draft_cohort import DraftCohort
@@ -141,14 +141,14 @@ def _launch_chunks(server: Server, step: Step) -> None:
 def _launch_verified(server: Server, cohort: DraftCohort, step: Step) -> None:
     """Count the chunks of a server with drafts. Those that complete a prompt, or decode, are rows of their own."""
     rows, alone = step.decode_rows, KindTotals()
-    prompts: list[tuple[int, int]] = []
+    prompts: list[Chunk] = []
     for chunk in step.chunks:
         request, decodes = chunk.request, runs_as_decode(chunk, server.rules)
         request._cached = cached = request._cached + chunk.tokens
         if decodes:
             alone.add_decode(chunk.drafts, cached)
         else:
-            prompts.append((chunk.tokens, cached))
+            prompts.append(chunk)
         if cached >= request.prompt + request._written:
             if request._in_prefilling:
                 server.remove_from_prefilling(request)
@@ -162,8 +162,8 @@ def _launch_verified(server: Server, cohort: DraftCohort, step: Step) -> None:
         drafts, pairs = cohort.drafts_of(rows, step.context)
         totals.draft_tokens += drafts + alone.draft_tokens
         totals.draft_pairs += pairs + alone.draft_pairs
-        for count, cached in prompts:
-            totals.add_prompt(count, cached)
+        for chunk in prompts:
+            totals.add_prompt(chunk.tokens, chunk.request._cached)
     if server.may_fail:
         step.requests = [chunk.request for chunk in step.chunks]
 
@@ -381,15 +381,11 @@ def _finished(server: Server, step: Step) -> list[Request]:
 
 def count_kv_use(server: Server, step: Step) -> None:
     """Count the blocks and the tokens that requests hold during a model call."""
-    use, blocks = server.kv_use, server.pool.held
-    use.tokens += step.decode_rows * server.cohort.width
+    use, tokens = server.kv_use, step.decode_rows * server.cohort.width
     for chunk in step.chunks:
-        use.tokens += chunk.tokens
-    use.token_sum += use.tokens
-    use.block_sum += blocks
+        tokens += chunk.tokens
+    use.count(tokens, server.pool.held)
     if server.view.has_groups:
         use.shared_sum += sum(
             [group_of(request).shared_blocks for request in server.running if request.sampling is not None]
         )
-    if blocks > use.peak_blocks:
-        use.peak_blocks = blocks

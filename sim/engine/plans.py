@@ -119,7 +119,8 @@ def _start_chunks(server: Server, chunks: Sequence[Chunk], step: Step) -> None:
     assert pool.free + pool.evictable >= 0, f"the plan needs {-pool.free - pool.evictable} more blocks than are free"
     step.chunks = [chunk for chunk in chunks if chunk.request._cohort is None] if has_decodes else chunks
     if server.drafts is not None or server.draft_cohort is not None:
-        step.decode_chunks = sum([runs_as_decode(chunk, server.rules) for chunk in chunks])
+        for chunk in chunks:
+            step.decode_chunks += runs_as_decode(chunk, server.rules)
 
 
 def _use_cached(server: Server, chunk: Chunk, decodes: bool) -> int:

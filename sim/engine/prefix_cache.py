@@ -12,7 +12,6 @@ with another one. So its blocks need no node; only after a preemption it can fin
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Optional
 
 from servesim.core import FOREVER, BlockPool, Request
 
@@ -27,7 +26,7 @@ class PrefixCache(KvCache):
     """The cached blocks of one server."""
 
     __slots__ = (
-        "appends_all", "blank", "count", "counts_lookups", "drops_last", "free_list", "holdings", "named", "tree",
+        "appends_all", "blank", "count", "counts_lookups", "drops_last", "free_list", "holdings", "tree",
         "unnamed",
     )  # fmt: skip
 
@@ -41,8 +40,6 @@ class PrefixCache(KvCache):
         self.blank = pool.total  # blocks without text before the runs of the list
         self.count = pool.total  # free blocks with and without text; until `_settle`, some of them may be taken
         self.holdings: dict[Request, Holding] = {}  # running requests that the tree knows
-        # With drafts: the tokens of a request that the cache knows, which are told at decisions only.
-        self.named: Optional[dict[Request, int]] = None
         self.unnamed = 0  # tokens at the end that are never known, with drafts of several modules
         self.drops_last = False  # the last matching block of a lookup is not used
         self.appends_all = appends_all  # also partly filled blocks go to the back
@@ -101,10 +98,11 @@ class PrefixCache(KvCache):
         return holding
 
     def schedule(self, request: Request, tokens: int, decoding_before: int) -> None:
-        holding = self.holdings.get(request)
-        if self.named is not None:
+        if self.tree.is_told:
             self._name(request, min(request.cached + tokens, request.length) - request.in_flight)
-        elif holding is not None:
+            return
+        holding = self.holdings.get(request)
+        if holding is not None:
             self.tree.update(holding.node, decoding_before)
             known = request.cached + tokens - request.in_flight
             self.tree.register(holding, known // self.pool.block_size, decoding_before)
@@ -117,11 +115,10 @@ class PrefixCache(KvCache):
         self._name(request, min(request.cached, request.length - 1) - request.in_flight)
 
     def _name(self, request: Request, known: int) -> None:
-        assert self.named is not None
         known -= self.unnamed
-        if known > self.named.get(request, 0):
-            self.named[request] = known
-            holding = self.holdings.get(request)
+        if known > request.named:
+            request.named = known
+            holding = self.holdings.get(request) if self.holdings else None
             if holding is not None:
                 self.tree.register(holding, known // self.pool.block_size, 0)
 
@@ -138,8 +135,8 @@ class PrefixCache(KvCache):
     def release(self, request: Request, known: int, may_return: bool) -> int:
         self._settle()
         given = known
-        if self.named is not None:
-            known = min(known, self.named.pop(request, 0))
+        if self.tree.is_told:
+            known, request.named = min(known, request.named), 0
         blocks, holding = known // self.pool.block_size, self.holdings.get(request)
         if holding is not None:
             blocks = max(blocks, holding.end)

@@ -120,12 +120,12 @@ class Step:
         """Throw away the token of a request. Return how many drafts were verified with it."""
         cohort, drafts = request._cohort, 0
         if self.verified:
-            gone = [row for row in self.verified if row.request is request]
-            for row in gone:
-                request._in_flight -= 1 + row.drafts
-                request._written -= 1 + row.drafts
-                drafts += row.drafts
-            self.verified = [row for row in self.verified if row.request is not request]
+            for row in self.verified[:]:
+                if row.request is request:
+                    request._in_flight -= 1 + row.drafts
+                    request._written -= 1 + row.drafts
+                    drafts += row.drafts
+                    self.verified.remove(row)
         elif request in self.sampled:
             self.sampled.remove(request)
             request._in_flight = 0

@@ -50,7 +50,9 @@ def random_case(seed: int) -> tuple[VLLMV1, dict[str, Any], list[Request]]:
             pieces = [(f"system:{draw.randint(0, 1)}", shared), (f"user:{number}", prompt - shared)]
             content = content_of_pieces([piece for piece in pieces if piece[1]], f"output:{number}")
         limit = draw.choice([output, output + 7])
-        requests.append(Request(f"r{number}", now, prompt, output, limit, priority=draw.randint(0, 2), content=content))
+        request = Request(f"r{number}", now, prompt, output, limit, priority=draw.randint(0, 2), content=content)
+        request.acceptance = number % 6 / 5
+        requests.append(request)
     return policy, memory, requests
 
 
@@ -69,7 +71,13 @@ def run(seed: int, one_by_one: bool, observed: bool) -> dict[str, Any]:
             accepted += 1
         return accepted
 
-    drafts.accept = accept
+    rates = random.Random(seed).sample([0.3, 0.9, 0.6, 0.5, 0.7], drafts.tokens)
+    known = [("rate", rate, ()), ("list", None, rates), ("column", None, ())]
+    kind, one_rate, rates_by_position = random.Random(seed).choice([("function", None, ()), *known])
+    if kind == "function":
+        drafts.accept = accept
+    else:
+        drafts.connect(seed, one_rate, rates_by_position, 0, 1.0)
     cohort.enabled = not one_by_one
     log = Log()
     clock = SimulatedClock(COST)
@@ -95,7 +103,7 @@ def run(seed: int, one_by_one: bool, observed: bool) -> dict[str, Any]:
         "cache": [getattr(server.prefix_cache and server.prefix_cache.stats, name, None) for name in CACHE_COUNTS],
         "requests": [
             (r.id, r.outcome, r.scheduled, r.first_token, r.last_token, r.finish, r.preemptions, r.cached_tokens,
-             r.written, r.queued)
+             r.written, r.queued, r.drafted, r.accepted)
             for r in requests
         ],
         "seconds": [round(x, 9) for r in requests for x in (r.prefilling, r.decoding)],

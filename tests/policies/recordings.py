@@ -331,9 +331,9 @@ def count_hashes(cache: PrefixCache, server: Server, step: Step) -> int:
             planned = tokens.get(request.id, 0)
             unknown = request.in_flight if planned else server.cohort.unknown_tokens(request)
             known = request.cached + planned - unknown
-            if cache.named is not None:
+            if cache.tree.is_told:
                 told = max(0, request.length - request.in_flight - cache.unnamed)
-                known = told if request.decodes else cache.named.get(request, 0)
+                known = told if request.decodes else request.named
             blocks += known // server.pool.block_size
     return blocks
 
