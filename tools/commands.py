@@ -18,8 +18,7 @@ HEAD = """\
 # Commands
 
 This page is for users of the command line. It answers: which commands and options does `sim` have?
-`--help` of a command prints the texts in full, with defaults and examples.
-Options behind "in" are explained on that page.
+`--help` of a command prints the texts in full, with defaults and examples. Options behind "in" are explained there.
 `-o` names the file or folder that a command writes.
 
 | exit code | meaning |
