@@ -14,7 +14,7 @@ from servesim.core.limits import MAX_STEP
 from .draft_cohort import DraftCohort
 from .fast_forward import FastForward
 from .loop import Loop
-from .model_call import put_in_flight
+from .model_call import deliver_rows, put_in_flight
 from .plans import start_decode
 from .shape import Padding
 from .step import NO_REQUESTS, Step
@@ -68,7 +68,7 @@ class HeldDrafts(FastForward):
             return False
         if not server.overlaps:
             return cache is None
-        if step.joined or step.verified or step.chunks or server.flight is not step:
+        if step.verified or step.chunks or server.flight is not step:
             return False
         return cache is None or not cache.shares
 
@@ -78,9 +78,8 @@ class HeldDrafts(FastForward):
         With two steps in flight, `step` returns next. One object stands for one step after another.
         """
         loop, server, cohort, use, pool = self.loop, self.server, self.cohort, self.server.kv_use, self.server.pool
-        overlaps, rows, now, last_end = server.overlaps, cohort.size, loop.now, cohort.last_end
+        overlaps, rows, now = server.overlaps, cohort.size, loop.now
         drafts = rows * cohort.drafts.tokens
-        assert last_end is not None
         if not overlaps:
             step = Step(step.plan, now, now)
         while now < horizon and cohort.need <= pool.free:
@@ -90,8 +89,11 @@ class HeldDrafts(FastForward):
             use.count(rows + drafts, pool.held)
             cohort.count_step()
             accepted = cohort.draw_rows(rows)
-            newest = step if not (overlaps and cohort.leaving) else Step(step.plan, now, start)
-            returned, since = (step.end, step.start) if overlaps else (end, start)
+            newest = Step(step.plan, now, start) if overlaps and cohort.leaving else step
+            returned = step.end if overlaps else end
+            if overlaps and not cohort.leaving:
+                deliver_rows(server, step, returned)
+                step.joined = NO_REQUESTS
             newest.decided, newest.start, newest.end, newest.context = now, start, end, context
             newest.decode_rows, newest.rows, newest.drafts = rows, rows, drafts
             if cohort.leaving:
@@ -100,12 +102,11 @@ class HeldDrafts(FastForward):
                 put_in_flight(server, newest)
                 loop.receive()
                 return newest
-            now = returned
+            if not overlaps:
+                deliver_rows(server, step, returned)
             use.tokens += accepted - drafts
-            server.tokens_generated += rows + accepted
-            server.token_gaps.add(now - last_end, rows)
-            cohort.busy += now - since
-            cohort.last_end = last_end = loop.now = now
+            server.tokens_generated += accepted
+            loop.now = now = returned
             loop.calls += 1
         return step
 

@@ -210,7 +210,7 @@ def run_on(server: Server, step: Step, further: int, start: float, end: float) -
     """
     server.cohort.known = NO_MEMBERS
     count_decodes(server, step, further)
-    _deliver_rows(server, step, step.end)
+    deliver_rows(server, step, step.end)
     if further > 1:
         server.tokens_generated += step.rows * (further - 1)
         server.cohort.busy += start - step.end
@@ -235,7 +235,7 @@ def deliver(server: Server, step: Step, now: float) -> list[Request]:
             accepted = server.draft_cohort.deliver(step)
             server.tokens_generated += accepted
             server.kv_use.tokens += accepted - step.rows * server.draft_cohort.drafts.tokens
-        _deliver_rows(server, step, now)
+        deliver_rows(server, step, now)
         if step.left:
             for request in step.left:
                 request.last_token = now
@@ -259,7 +259,7 @@ def deliver(server: Server, step: Step, now: float) -> list[Request]:
     return finished
 
 
-def _deliver_rows(server: Server, step: Step, now: float) -> None:
+def deliver_rows(server: Server, step: Step, now: float) -> None:
     """Record the tokens of a decode, or of all the equal decodes that a step stands for."""
     cohort, gaps, old_members = server.cohort, server.token_gaps, step.rows
     first = now if step.steps == 1 else step.first_end
