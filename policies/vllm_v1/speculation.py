@@ -6,7 +6,6 @@ one, because each may get another number of tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Final, Optional
 
@@ -116,9 +115,6 @@ class DraftPass(Pass):
         self.inputs -= tokens + self.drafting.slots * rows
         self.free -= need
         return True
-
-    def is_behind(self, victim: Request, running: Sequence[Request], index: int) -> bool:
-        return running.index(victim) < index  # also if it was passed over
 
     def give(self, request: Request, tokens: int, missing: int) -> None:
         drafts = max(0, min(tokens + request.cached - request.length, request.drafts))

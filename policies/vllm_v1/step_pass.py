@@ -12,6 +12,9 @@ from .rules import Unscheduled
 from .settings import VLLMSettings
 
 DECODE_ONCE: Final = Plan(decode=True)
+# Older versions forget a victim that the step has passed over, because its last token is in flight: the request behind
+# the current one then does not run. 0.29.0 is the first version that is known to have this repaired.
+COUNTS_PASSED_OVER: Final = (0, 29, 0)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -77,7 +80,9 @@ class Pass:
             index += 1
 
     def is_behind(self, victim: Request, running: Sequence[Request], index: int) -> bool:
-        """Whether the requests from `index` on move up if the victim leaves. vLLM forgets those it has passed over."""
+        """Whether the requests from `index` on move up if the victim leaves."""
+        if self.policy.is_since(COUNTS_PASSED_OVER):
+            return running.index(victim) < index
         return victim in self.scheduled
 
     def running_tokens(self, request: Request) -> int:

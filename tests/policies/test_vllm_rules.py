@@ -314,6 +314,17 @@ def test_v1_may_preempt_the_first_request_and_then_runs_nothing_in_that_step() -
     ]
 
 
+@pytest.mark.parametrize("version, batch", [("0.32.0", "b:1 c:1"), ("0.28.0", "b:1")])
+def test_v1_runs_the_request_behind_a_victim_that_the_step_has_passed_over(version: str, batch: str) -> None:
+    """a has its last token in flight, so the step passes it over; then b needs its blocks, and c comes next."""
+    policy = VLLMV1(policy="priority", enable_prefix_caching=False, version=version)
+    played = serve(policy, [["a", 0, 1, 4, 2], ["b", 0.5, 1, 12, 0], ["c", 0.5, 1, 12, 1]], blocks=8)
+    assert batches(played, "preempted", "free_gpu")[3:5] == [
+        ("a:1 b:1 c:1", [], 0),
+        (batch, [["a", "recompute"]], 4 - batch.count(":")),
+    ]
+
+
 def test_v1_keeps_the_watermark_free_only_while_other_requests_run() -> None:
     policy = VLLMV1(watermark=0.5)
     assert batches(serve(policy, [["a", 0, 4, 1], ["b", 0, 1, 1]], blocks=7)) == ["a:4", "b:1"]
