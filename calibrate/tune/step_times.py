@@ -46,23 +46,17 @@ def visited_shapes(scenarios: Iterable[Scenario], profile: Profile) -> list[Shap
     recorder = ShapeRecorder(profile.cost)
     for scenario in scenarios:
         simulate(scenario, profile=Profile(profile.name, recorder, profile.about))
+    # The copies of blocks are steps of their own.
+    visited = {shape._replace(swapped=0) for shape in recorder.shapes}
+    visited |= {Shape(swapped=shape.swapped) for shape in recorder.shapes}
     regions: dict[Region, list[Shape]] = {}
-    for shape in sorted(separate_copies(recorder.shapes)):
+    for shape in sorted(visited - {Shape()}):
         regions.setdefault(region(shape), []).append(shape)
     chosen: list[Shape] = []
     for shapes in regions.values():
         picks = np.unique(np.linspace(0, len(shapes) - 1, STEPS_PER_REGION).round().astype(int))
         chosen += [shapes[k] for k in picks]
     return chosen
-
-
-def separate_copies(shapes: Iterable[Shape]) -> set[Shape]:
-    """Return the shapes with their block copies as steps of their own, and without empty steps."""
-    result = set()
-    for shape in shapes:
-        result.add(shape._replace(swapped=0))
-        result.add(Shape(swapped=shape.swapped))
-    return result - {Shape()}
 
 
 def timed_steps(shapes: Sequence[Shape], cost: StepCost) -> Samples:
