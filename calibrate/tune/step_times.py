@@ -59,7 +59,7 @@ def visited_shapes(scenarios: Iterable[Scenario], profile: Profile) -> list[Shap
     return chosen
 
 
-def timed_steps(shapes: Sequence[Shape], cost: StepCost) -> Samples:
+def modelled_steps(shapes: Sequence[Shape], cost: StepCost) -> Samples:
     """Return shapes with the times of a cost model as samples."""
     table = np.array(shapes, dtype=float).reshape(len(shapes), -1)
     seconds = predict(cost, table)
@@ -69,7 +69,7 @@ def timed_steps(shapes: Sequence[Shape], cost: StepCost) -> Samples:
 
 def in_parts(cost: StepCost, shapes: Sequence[Shape], about: Mapping[str, Any]) -> PartsCost:
     """Return a cost model in parts with the times of another one at these shapes."""
-    return cost if isinstance(cost, PartsCost) else fit_samples(timed_steps(shapes, cost), about, "the profile").cost
+    return cost if isinstance(cost, PartsCost) else fit_samples(modelled_steps(shapes, cost), about, "the profile").cost
 
 
 @dataclass(frozen=True)
