@@ -35,22 +35,22 @@ LATER_OUTPUTS = "vllm:inter_token_latency_seconds_count"  # steps that gave a re
 SAMPLE = re.compile(r'^(vllm:\w+)(?:\{(?:.*,)?(?:position="(\d+)")?.*\})? (\S+)$', re.MULTILINE)
 SETTINGS = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
 LABEL = re.compile(r'(\w+)="([^"]*)"')
-TIMEOUT_S = 10.0
+TIMEOUT_S, MODELS_TIMEOUT_S = 10.0, 30.0  # without a list of models, most commands cannot start
 ROUND_TRIPS = 5
 NULL_BLOCKS = 1  # KV blocks that vLLM V1 counts but never gives to a request
 ServerCounts = Mapping[str, float]
 
 
-def ask(url: str, path: str) -> bytes:
+def ask(url: str, path: str, timeout: float = TIMEOUT_S) -> bytes:
     """Return the answer of a server to a GET."""
-    with urlopen(HttpRequest(url.rstrip("/") + path, headers=key_header()), timeout=TIMEOUT_S) as response:
+    with urlopen(HttpRequest(url.rstrip("/") + path, headers=key_header()), timeout=timeout) as response:
         return bytes(response.read())
 
 
 def list_models(url: str) -> list[dict[str, Any]]:
     """Return the models that a server lists, at least one."""
     try:
-        models = json.loads(ask(url, "/v1/models"))["data"]
+        models = json.loads(ask(url, "/v1/models", MODELS_TIMEOUT_S))["data"]
         return [{**model, "id": str(model["id"])} for model in (models[0], *models[1:])]
     except (URLError, OSError, ValueError, LookupError, TypeError) as error:
         reason = getattr(error, "reason", None) or error  # of a URLError, whose own text is for programmers

@@ -47,7 +47,7 @@ class FakeBackend(Backend):
         self.limit = limit
         self.busy_until = 0.0
         self.model: Optional[Model] = None
-        self._tokens: list[int] = []  # of the last step
+        self._tokens: list[int] = []  # of the last step, which the next one may not know when it starts
         self._launched: deque[tuple[list[int], float]] = deque()  # tokens and end of each step in flight
 
     def load(
@@ -91,28 +91,28 @@ class FakeBackend(Backend):
         count = sum(len(row.tokens) for row in rows)
         if self.limit is not None and count > self.limit:
             raise OutOfMemory(f"fake device: {count} tokens in a step, the limit is {self.limit}")
-        self._tokens = [token for row in rows for token in self._next_tokens(row, self._tokens)]
+        self._tokens = [token for row in rows for token in self._next_tokens(row)]
         decodes = [row for row in rows if row.position and len(row.tokens) - row.drafts == 1]
         prompts = [row for row in rows if not (row.position and len(row.tokens) - row.drafts == 1)]
         included = self.terms[self.samplings[0]].seconds(len(rows))
         return max(0.0, self.cost.seconds(shape_of_rows(prompts, decodes)) + (selected - included))
 
-    def _next_tokens(self, row: Row, previous: Sequence[int]) -> list[int]:
+    def _next_tokens(self, row: Row) -> list[int]:
         """Return the next token of a row. It replaces drafts by the right tokens, and returns one more for each."""
         known = len(row.tokens) - row.drafts
-        tokens = [self._next_token(row._replace(tokens=row.tokens[:known]), previous)]
+        tokens = [self._next_token(row._replace(tokens=row.tokens[:known]))]
         for position in range(row.position + known, row.position + len(row.tokens)):
-            tokens.append(self._next_token(Row(tokens[-1:], position, row.table), previous))
+            tokens.append(self._next_token(Row(tokens[-1:], position, row.table)))
         return tokens
 
-    def _next_token(self, row: Row, previous: Sequence[int]) -> int:
+    def _next_token(self, row: Row) -> int:
         import numpy as np
 
         assert self.model is not None, "load first"
         size = self.cache.shape[1]
         end = row.position + len(row.tokens)
         slots = np.arange(row.position, end)
-        tokens = [token if token >= 0 else previous[-1 - token] for token in row.tokens]
+        tokens = [token if token >= 0 else self._tokens[-1 - token] for token in row.tokens]
         blocks = np.asarray(row.table, np.int64)
         # Each token is weighted by its position: the sum changes when two blocks are exchanged.
         self.cache[blocks[slots // size], slots % size] = (np.asarray(tokens, np.int64) + 1) * (2 * slots + 1)

@@ -28,7 +28,9 @@ START_TIMEOUT_S = 300.0  # to import a framework on a cold disk
 LOAD_TIMEOUT_S = 1800.0  # to build a 7B model and compile it
 CALL_TIMEOUT_S = 120.0
 CLOSE_TIMEOUT_S = 5.0
-SAME_ERRORS = {"BadInput": BadInput, "OutOfMemory": OutOfMemory, "PolicyError": PolicyError}  # here as in the worker
+SAME_ERRORS: dict[str, type[Exception]] = {  # here as in the worker
+    "BadInput": BadInput, "OutOfMemory": OutOfMemory, "PolicyError": PolicyError,
+}  # fmt: skip
 STDERR_BYTES = 4000  # read from the end of stderr when a worker died
 
 
@@ -157,7 +159,7 @@ class Worker:
         """Load the model in the worker; a name is one of backend.MODELS."""
         known = model if isinstance(model, str) else asdict(model)
         path = None if weights is None else os.path.abspath(weights)
-        cache = {"blocks": blocks, "block_size": block_size, "host_blocks": host_blocks}
+        cache: dict[str, Any] = {"blocks": blocks, "block_size": block_size, "host_blocks": host_blocks}
         self.call("load", LOAD_TIMEOUT_S, model=known, weights=path, **cache)
 
     def describe(self) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class Proof:
         return {"text": self.text(), **asdict(self)}
 
 
-def rules_of(
+def compared_policies(
     name: str, settings: Mapping[str, Any], engine: str, scheduler: Optional[str] = None
 ) -> tuple[Policy, EnginePolicy]:
     """Return a policy with the rules of the installed version, and the policy of the engine."""

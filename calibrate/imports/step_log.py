@@ -35,14 +35,8 @@ def read_step_log(path: Path, columns: Optional[Mapping[str, str]] = None, unit:
     timed = timed_steps(steps)
     if not len(timed):
         raise BadInput(f"{path}: expected seconds, or two adjacent steps with start times; no duration is known")
-    return replace(timed, in_flight=are_in_flight(steps))
-
-
-def are_in_flight(steps: Sequence[MeasuredStep]) -> bool:
-    """Whether most steps start before the end of the one before."""
-    pairs = [(one.end, two.start) for one, two in zip(steps, steps[1:]) if follows(one, two)]
-    known = [start < end for end, start in pairs if end is not None and start is not None]
-    return 2 * sum(known) > len(known)
+    gaps = gaps_between(steps)
+    return replace(timed, in_flight=2 * sum(gap < 0 for gap in gaps) > len(gaps))
 
 
 def timed_steps(steps: Sequence[MeasuredStep]) -> Samples:
@@ -75,10 +69,15 @@ def follows(one: MeasuredStep, two: Optional[MeasuredStep]) -> bool:
     return two is not None and two.number == one.number + 1 and two.start is not None
 
 
+def gaps_between(steps: Sequence[MeasuredStep]) -> list[float]:
+    """Return the times from the ends of steps to the starts of the next ones; below 0 with steps in flight."""
+    pairs = [(one.end, two.start) for one, two in zip(steps, steps[1:]) if follows(one, two)]
+    return [start - end for end, start in pairs if end is not None and start is not None]
+
+
 def host_gap(steps: Sequence[MeasuredStep]) -> float:
     """Return the median time from the end of a step to the start of the next one; 0 if it starts before, or no ends."""
-    pairs = [(one.end, two.start) for one, two in zip(steps, steps[1:]) if follows(one, two)]
-    gaps = [start - end for end, start in pairs if end is not None and start is not None]
+    gaps = gaps_between(steps)
     return max(0.0, float(np.median(gaps))) if gaps else 0.0
 
 

@@ -46,7 +46,11 @@ class DeviceSession:
         self.sampling: Optional[str] = self.options.get("sampling")  # of the worker; None is the backend's default
         self.fake_cost: Optional[Mapping[str, Any]] = None  # cost model of a fake backend
         if backend == "fake":
-            self.fake_cost = check_fake_cost(self.options.pop("cost", None))
+            self.fake_cost = cost = self.options.pop("cost", None)
+            if not isinstance(cost, (Mapping, type(None))):
+                raise BadInput(f"--option cost: expected terms of a cost model, got {cost!r}")
+            if cost is not None:
+                cost_from(cost, "--option cost")  # checks it
             self.options["cost"] = {}  # the clock of the live driver waits instead of the backend
         self.about: dict[str, Any] = {}
         self._worker: Optional[Worker] = None
@@ -137,16 +141,6 @@ class DeviceSession:
             with stop_on_interrupt(stop), stop_after(stop, max_seconds):
                 result: dict[str, Any] = self.worker.call("replay", REPLAY_TIMEOUT_S, progress, **args)
         return result
-
-
-def check_fake_cost(cost: Any) -> Optional[Mapping[str, Any]]:
-    """Return the cost option of a fake backend after checking it."""
-    if cost is None:
-        return None
-    if not isinstance(cost, Mapping):
-        raise BadInput(f"--option cost: expected terms of a cost model, got {cost!r}")
-    cost_from(cost, "--option cost")
-    return cost
 
 
 def replay_arguments(

@@ -140,7 +140,8 @@ def log_fit_lines(fit: Mapping[str, Any]) -> list[str]:
     parameters = fit.get("parameters") or {}
     lines = ["", f"{'parameter':<26}{'value':>12}   interval"] if parameters else []
     for name, parameter in parameters.items():
-        value, low, high = (format_known(parameter.get(key)) for key in ("value", "low", "high"))
+        numbers = (parameter.get(key) for key in ("value", "low", "high"))  # null: not finite
+        value, low, high = ("?" if number is None else f"{number:.4g}" for number in numbers)
         lines.append(f"{name:<26}{value:>12}   {low} to {high}")
     for title in ("left_out", "predicted") if parameters else ():
         for row in fit.get(title) or ():
@@ -161,11 +162,6 @@ def sampling_lines(profile: Profile) -> list[str]:
         lines.append(f"  {label:<30}{1e3 * term.step:>8.3f}{1e3 * term.row:>9.4f}{times}")
     device = profile.about["sampling"].get("device")
     return ["", *lines, *([f"  measured apart from the steps, on {device}"] if device else [])]
-
-
-def format_known(value: Optional[float]) -> str:
-    """Return a number as text; a fit writes null for a value that is not finite."""
-    return "?" if value is None else f"{value:.4g}"
 
 
 def next_steps(profile: Profile, points: Sequence[MeasuredPoint], tolerance: Optional[float] = None) -> list[str]:

@@ -108,9 +108,9 @@ class Probe:
             for order, index in enumerate(open_points):
                 if self._out_of_time():
                     return
-                self._sample(index, self.round, order)
+                self._sample(index, order)
             self.round += 1
-            self._report(self.round)
+            self._report()
 
     def _warm_up(self) -> None:
         for index in range(0, len(self.points), max(1, len(self.points) // 12)):
@@ -132,10 +132,10 @@ class Probe:
         spread = ordered[(3 * count) // 4] - ordered[count // 4]
         return 0.93 * spread / math.sqrt(count) < self.precision * ordered[count // 2]
 
-    def _sample(self, index: int, round_number: int, order: int) -> None:
+    def _sample(self, index: int, order: int) -> None:
         point, rows = self.points[index], self.rows_by_point[index]
         shape = shape_of_rows(rows[: point.rows], rows[point.rows :], point.blocks)
-        row: dict[str, Any] = {"kind": point.kind, **shape._asdict(), "point": index, "round": round_number}
+        row: dict[str, Any] = {"kind": point.kind, **shape._asdict(), "point": index, "round": self.round}
         row.update(order=order, flagged="")
         try:
             row.update(seconds=self._time_step(point, rows), failed="")
@@ -146,7 +146,7 @@ class Probe:
         self.rows.append(row)
         self._add_sample(index, None if row["failed"] else row["seconds"])
         if time.perf_counter() - self._reported_at > REPORT_INTERVAL_S:
-            self._report(round_number)
+            self._report()
         if self._failed_in_a_row >= MAX_FAILED_POINTS:
             raise RuntimeError(f"{self._failed_in_a_row} points failed in a row, the last with: {row['failed']}")
 
@@ -190,13 +190,13 @@ class Probe:
             rows.append(Row(array("i", rng.choices(range(1, self.vocab), k=tokens)), cached, array("i", table)))
         return rows
 
-    def _report(self, round_number: int) -> None:
+    def _report(self) -> None:
         """Report the progress and the samples since the last report; the parent writes them to disk at once."""
         known = sum(self._is_known(index) for index in self.seconds)
         self._reported_at = time.perf_counter()
         spent = self._reported_at - self.started_at
         self.emit({
-            "round": round_number, "known": known, "points": len(self.points), "samples": len(self.rows),
+            "round": self.round, "known": known, "points": len(self.points), "samples": len(self.rows),
             "failed": len(self.failed), "seconds": spent, "left": max(0.0, self.budget - spent),
             "rows": as_rows(self.rows[self._rows_reported :]),
         })  # fmt: skip

@@ -128,7 +128,7 @@ def replay_against(
     forget_unknown_answers(requests, api.prompts)
     live = run_from_responses(generator, scenario, profile or NO_PROFILE, requests)
     add_server_counts(live, target, before, servers)
-    live.extra = {**live.extra, "server_settings": settings}
+    live.extra["server_settings"] = settings
     if sample and not generator.stopped:
         live.token_check = check_over_http(target.url, api, generator, sample, target.timeout, line)
     line.end()
@@ -167,8 +167,8 @@ def add_server_counts(
         about.update(counted_between(before[number], after[number], 0))
         if servers is not None:
             about["requests"] = servers.requests[number]
-    live.extra = {
-        **live.extra, "preemptions": counts.pop("preemptions", None), "server": counts, "server_latencies": latencies,
+    live.extra |= {
+        "preemptions": counts.pop("preemptions", None), "server": counts, "server_latencies": latencies,
         "round_trip_ms": None if latencies else round_trip_ms(target.url), **({"servers": each} if each else {}),
     }  # fmt: skip
 
@@ -228,7 +228,7 @@ def run_from_responses(
     last_end = max((sent.ended_at or 0.0 for sent in generator.sent_requests), default=0.0)
     backend = {"url": generator.url}
     live = run_from_client(scenario, profile, served, gaps, last_end, backend, generator.stopped)
-    live.extra = {**live.extra, **client_metrics(generator)}
+    live.extra |= client_metrics(generator)
     return live
 
 

@@ -55,7 +55,7 @@ class MeasuredRun(Run):
     host: Sequence[float] = ()  # host overhead, measured in the warm-up: the fields of costs.parts.HostPart
     warm_up_calls: Sequence[ModelCall] = ()
     stopped: bool = False  # before all requests were served
-    extra: Mapping[str, Any] = field(default_factory=dict)  # further metrics
+    extra: dict[str, Any] = field(default_factory=dict)  # further metrics
     token_check: Optional[TokenCheck] = None
     settings: Mapping[str, Any] = field(default_factory=dict)  # for the manifest: what else is needed to repeat it
     counters: Optional[Mapping[str, Any]] = None  # of the device; see runs/utilisation.py
@@ -80,8 +80,9 @@ class MeasuredRun(Run):
     @property
     def device(self) -> Optional[dict[str, Any]]:
         """Means of the device counters during the run, None without samples."""
-        has_samples = self.counters is not None and self.counters["samples"]
-        return summarise(self.counters, self.end) if self.counters is not None and has_samples else None
+        if self.counters is None or not self.counters["samples"]:
+            return None
+        return summarise(self.counters, self.end)
 
     @property
     def energy(self) -> Optional[float]:
@@ -201,7 +202,7 @@ def benchmark_run(path: Path, index: Optional[int] = None) -> MeasuredRun:
     run = run_from_client(scenario, NO_PROFILE, requests, gaps, end, backend)
     if content.is_summary:  # its metrics are those that the file reports, and no others
         unknown = dict.fromkeys(run.measures.as_result())
-        run.extra = {**run.extra, **unknown, "makespan": None, "outcomes": {}, **content.figures}
+        run.extra |= {**unknown, "makespan": None, "outcomes": {}, **content.figures}
     return run
 
 

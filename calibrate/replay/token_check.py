@@ -135,9 +135,11 @@ def check_from_worker(result: Optional[Mapping[str, Any]]) -> Optional[TokenChec
 def format_check(check: TokenCheck, tolerance: str) -> list[str]:
     """Return the lines of the report."""
     count, different = len(check.answers), check.different
+    counts = Counter(event for answer in check.answers for event in answer.events)  # preempted, swapped or chunked
+    events = "".join(f", {number} {event}" for event, number in counts.items())
     lines = [
         f"token check: {count - len(different)} of {count} answers equal those of the same requests alone "
-        f"({sum(answer.tokens for answer in check.answers)} tokens{describe_events(check)})"
+        f"({sum(answer.tokens for answer in check.answers)} tokens{events})"
     ]
     if check.stopped:
         lines.append(f"the check was stopped after {count} of {check.asked} requests")
@@ -148,12 +150,6 @@ def format_check(check: TokenCheck, tolerance: str) -> list[str]:
     allowed = allowed_differences(tolerance, count)
     result = "met" if check.within(tolerance) else f"missed by {len(different) - allowed}" if count else "missed"
     return [*lines, f"tolerance {tolerance.strip()} answers ({allowed} of {count}): {result}"]
-
-
-def describe_events(check: TokenCheck) -> str:
-    """Return how many answers were preempted, swapped or chunked."""
-    counts = Counter(event for answer in check.answers for event in answer.events)
-    return "".join(f", {number} {event}" for event, number in counts.items())
 
 
 def describe_different(check: TokenCheck) -> list[str]:

@@ -249,7 +249,8 @@ class OpenAIApi:
                 if not isinstance(event, End):
                     data += answers.token_line(index, event)
                 elif event.outcome != "finished":
-                    await stream.write(data + error_line(event))
+                    error = {"message": event.reason or event.outcome, "type": "server_error"}
+                    await stream.write(data + event_line({"error": error}))
                     return
                 else:
                     left -= 1
@@ -269,8 +270,3 @@ def failure(end: End) -> Refused:
 def event_line(value: Any) -> bytes:
     """Return a server-sent event."""
     return f"data: {json.dumps(value)}\n\n".encode()
-
-
-def error_line(end: End) -> bytes:
-    """Return the last line of a stream whose request failed."""
-    return event_line({"error": {"message": end.reason or end.outcome, "type": "server_error"}})

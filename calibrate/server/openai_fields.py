@@ -106,14 +106,9 @@ def flag(body: dict[str, Any], name: str, prefix: str = "") -> bool:
 def read_prompts(value: Any, tokenizer: Tokenizer) -> list[list[int]]:
     """Return the prompts of a completion as token ids: one text or list of ids, or a list of these."""
     several = isinstance(value, list) and bool(value) and isinstance(value[0], (str, list))
-    return [read_prompt(each, tokenizer) for each in (value if several else [value])]
-
-
-def read_prompt(value: Any, tokenizer: Tokenizer) -> list[int]:
-    """Return one prompt as token ids."""
     expected = "a text or a list of token ids, not empty, or a list of these"
-    ids = tokenizer.encode(value) if isinstance(value, str) else value
-    return check_ids(ids, tokenizer.size, "prompt", expected)
+    prompts = (tokenizer.encode(each) if isinstance(each, str) else each for each in (value if several else [value]))
+    return [check_ids(ids, tokenizer.size, "prompt", expected) for ids in prompts]
 
 
 def check_ids(value: Any, vocab: int, name: str, expected: str = "a list of token ids, not empty") -> list[int]:

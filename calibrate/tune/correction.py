@@ -28,7 +28,7 @@ from servesim.files.step_table import ModelCall
 from servesim.runs.run_folder import RunData
 from servesim.traces.trace import Trace
 
-from .step_times import StepFactors, in_parts, region, scaled_parts, timed_steps
+from .step_times import StepFactors, in_parts, modelled_steps, region, scaled_parts
 
 MIN_SPREAD = 0.002  # of a factor, after measurements
 # Request times show the speed of all steps well, but less well how prompts and decodes share the error.
@@ -69,7 +69,7 @@ def correct_from_steps(
     earlier = replace(scaled_parts(parts, *factors), host=HostPart())
     known = {region(shape) for shape in measured.shapes}
     rest = [shape for shape in shapes if region(shape) not in known]
-    samples = joined([measured, *([timed_steps(rest, earlier)] if rest else [])])
+    samples = joined([measured, *([modelled_steps(rest, earlier)] if rest else [])])
     note = ""
     try:
         fitted = profile_from(samples, about_of(profile), "measured steps", f"{profile.name}-tuned")

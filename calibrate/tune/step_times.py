@@ -46,8 +46,11 @@ def visited_shapes(scenarios: Iterable[Scenario], profile: Profile) -> list[Shap
     recorder = ShapeRecorder(profile.cost)
     for scenario in scenarios:
         simulate(scenario, profile=Profile(profile.name, recorder, profile.about))
+    # The copies of blocks are steps of their own.
+    visited = {shape._replace(swapped=0) for shape in recorder.shapes}
+    visited |= {Shape(swapped=shape.swapped) for shape in recorder.shapes}
     regions: dict[Region, list[Shape]] = {}
-    for shape in sorted(separate_copies(recorder.shapes)):
+    for shape in sorted(visited - {Shape()}):
         regions.setdefault(region(shape), []).append(shape)
     chosen: list[Shape] = []
     for shapes in regions.values():
@@ -56,16 +59,7 @@ def visited_shapes(scenarios: Iterable[Scenario], profile: Profile) -> list[Shap
     return chosen
 
 
-def separate_copies(shapes: Iterable[Shape]) -> set[Shape]:
-    """Return the shapes with their block copies as steps of their own, and without empty steps."""
-    result = set()
-    for shape in shapes:
-        result.add(shape._replace(swapped=0))
-        result.add(Shape(swapped=shape.swapped))
-    return result - {Shape()}
-
-
-def timed_steps(shapes: Sequence[Shape], cost: StepCost) -> Samples:
+def modelled_steps(shapes: Sequence[Shape], cost: StepCost) -> Samples:
     """Return shapes with the times of a cost model as samples."""
     table = np.array(shapes, dtype=float).reshape(len(shapes), -1)
     seconds = predict(cost, table)
@@ -75,7 +69,7 @@ def timed_steps(shapes: Sequence[Shape], cost: StepCost) -> Samples:
 
 def in_parts(cost: StepCost, shapes: Sequence[Shape], about: Mapping[str, Any]) -> PartsCost:
     """Return a cost model in parts with the times of another one at these shapes."""
-    return cost if isinstance(cost, PartsCost) else fit_samples(timed_steps(shapes, cost), about, "the profile").cost
+    return cost if isinstance(cost, PartsCost) else fit_samples(modelled_steps(shapes, cost), about, "the profile").cost
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from servesim.version import __version__
 
 from .decisions import compare_decisions
 from .loads import CHECK_RATE, EQUAL_REQUESTS, FIT_RATE, LoadClient, LoadFailed, LoadPlan
-from .recording import Recording, front_end_seconds, seconds_per_request
+from .recording import Recording, seconds_outside, seconds_per_request
 
 LOAD_TIMES = 3  # all loads together, in seconds of the two with a rate
 METRICS = ("makespan", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
@@ -142,7 +142,7 @@ def fit_server(calibration: Calibration, noise: float) -> FittedServer:
     """Send the loads that are not complete, fit the recorded steps, and write profile/ and scenario.yaml."""
     recording, client, plan = calibration.recording, calibration.client, calibration.plan
     before = read_counters(calibration.target.url)
-    outside = calibration.load("single requests", lambda: client.send_singles("single requests"), front_end_seconds)
+    outside = calibration.load("single requests", lambda: client.send_singles("single requests"), seconds_outside)
     rate, per_request = calibration.load(
         "bursts", client.send_bursts, lambda sent, steps: (sent.rate, seconds_per_request(steps, sent.sizes))
     )

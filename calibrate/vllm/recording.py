@@ -172,7 +172,7 @@ def seconds_per_request(steps: Sequence[MeasuredStep], sizes: Sequence[int]) -> 
     return float(sum(spans) / max(1, sum(sizes) - len(sizes)))
 
 
-def front_end_seconds(load: LoadGenerator, steps: Sequence[MeasuredStep]) -> Optional[float]:
+def seconds_outside(load: LoadGenerator, steps: Sequence[MeasuredStep]) -> Optional[float]:
     """Return the median time outside the engine until the first token, of requests that were sent one by one."""
     first: dict[str, float] = {}
     last: dict[str, float] = {}

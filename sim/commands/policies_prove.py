@@ -40,7 +40,7 @@ def register(actions: Any) -> None:
 
 def run_prove(args: argparse.Namespace) -> int:
     """Compare and print; return 3 if a decision differs."""
-    from servesim.calibrate.engines.prove import Proof, cases, compare, policy_version, range_warning, rules_of
+    from servesim.calibrate.engines.prove import Proof, cases, compare, compared_policies, policy_version, range_warning
     from servesim.config.layers import merge, override, read_scenario_file
     from servesim.config.scenario import scenario_from
     from servesim.files.write import write_json
@@ -50,7 +50,7 @@ def run_prove(args: argparse.Namespace) -> int:
         os.environ[f"SERVESIM_{args.engine.upper()}_PYTHON"] = args.worker_python
     settings = override({"name": args.policy}, args.set)
     print_note(args, f"importing {args.engine}; this can take a minute")
-    policy, installed = rules_of(args.policy, settings, args.engine, args.scheduler_cls)
+    policy, installed = compared_policies(args.policy, settings, args.engine, args.scheduler_cls)
     if warning := range_warning(args.policy, policy, installed):
         print_note(args, f"warning: {warning}")
     base = {"policy": {"name": args.policy, "version": policy_version(policy)}}  # a file may name another version

@@ -18,7 +18,7 @@ from servesim.calibrate.vllm import recording as recording_module
 from servesim.calibrate.vllm.calibration import METRICS, Calibration, FittedServer, relative_spread, start, write_fit
 from servesim.calibrate.vllm.causes import dominant_cause
 from servesim.calibrate.vllm.loads import LoadClient, LoadPlan
-from servesim.calibrate.vllm.recording import Recording, front_end_seconds, open_recording
+from servesim.calibrate.vllm.recording import Recording, open_recording, seconds_outside
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput, Request
 from servesim.costs.derived import ScaledCost
@@ -88,9 +88,9 @@ def test_the_front_end_is_the_time_outside_the_engine(recording: Recording) -> N
         engine = (own[-1].end or 0.0) - (own[0].start or 0.0)
         sent.append(SentRequest(Request(id, 0.0, 1, 1), 0.0, sent_at=5.0, times=[5.0 + engine + 0.012]))
     load: Any = SimpleNamespace(sent_requests=sent)
-    assert front_end_seconds(load, single) == pytest.approx(0.012)
+    assert seconds_outside(load, single) == pytest.approx(0.012)
     load.sent_requests = sent[:-1]
-    assert front_end_seconds(load, single) is None  # a request of another client
+    assert seconds_outside(load, single) is None  # a request of another client
 
 
 def with_error(replayed: ReplayedScenario, metric: str, error: float) -> ReplayedScenario:
