@@ -130,8 +130,8 @@ class Inbox:
 
     def take_all(self) -> list[Request]:
         """Take out the requests of a router that the scheduler has not seen."""
-        released = [entry[2] for entry in sorted(self._released, key=itemgetter(0, 1))]
-        taken = [*(request for _, request in self.delayed), *self._coming[self._next :], *released]
+        taken = [*(request for _, request in self.delayed), *self._coming[self._next :]]
+        taken += [entry[2] for entry in sorted(self._released, key=itemgetter(0, 1))]
         self.delayed.clear()
         self._released.clear()
         self._next = len(self._coming)
