@@ -271,11 +271,10 @@ class Scenario(Keys):
     @property
     def fleet(self) -> Optional[Cluster]:
         """The servers and their router: a cluster, or the ranks in lock step of one server. None: one server."""
-        ranks = self.engine.data_parallel_size
+        cluster, ranks = self.cluster, self.engine.data_parallel_size
         if ranks == 1:
-            return self.cluster
-        cluster = Cluster(router={"name": "ranks in turn"}) if self.cluster is None else self.cluster
-        return cluster.model_copy(update={"replicas": ranks})
+            return cluster
+        return (cluster or Cluster(router={"name": "ranks in turn"})).model_copy(update={"replicas": ranks})
 
     def decode_buckets(self, policy: Policy) -> list[int]:
         """Return the padded decode batch sizes; llm-serving always decodes all of its slots."""

@@ -8,7 +8,6 @@ from operator import add
 from typing import Any, Optional
 
 import numpy as np
-import numpy.typing as npt
 from servesim.core import Request
 from servesim.engine.drafts import draft_metrics
 from servesim.engine.fleet import Fleet
@@ -17,7 +16,7 @@ from servesim.traces.trace import values_of
 
 from .request_rows import COLUMNS as REQUEST_COLUMNS
 from .request_rows import plain, request_rows, sum_in_order
-from .run_requests import RunRequests
+from .run_requests import Column, RunRequests
 
 REPLICA, DRAFTS = "replica", ("drafted", "accepted")  # columns of requests.csv that not all runs have
 SHOWN = 8  # replicas in a printed table
@@ -88,12 +87,10 @@ def replicas_of(fleet: Fleet, requests: Sequence[Request], makespan: float) -> O
     table = RunRequests.of(requests)
     ids = plain(values_of(table.asked, "id"))
     numbers = np.fromiter((fleet.replica_of.get(id, -1) for id in ids), np.int64, len(table))
-    columns = [table.finished, table.column("first_token") - table.column("sent"),
-               table.column("written").copy(), table.column("preemptions").copy()]  # fmt: skip
-    rows = [
-        replica_row(each, fleet.now, [column[numbers == number] for column in columns], makespan)
-        for number, each in enumerate(fleet.replicas)
-    ]
+    columns = [table.column(name).copy() for name in ("written", "preemptions")]  # read once, not for each replica
+    columns += [table.finished, table.column("first_token") - table.column("sent")]
+    parts = [[column[numbers == number] for column in columns] for number in range(len(fleet.replicas))]
+    rows = [replica_row(each, fleet.now, part, makespan) for each, part in zip(fleet.replicas, parts)]
     copies = fleet.transfers
     transfers = {} if copies is None else {
         "transfers": copies.count, "transfer_s": copies.seconds, "transfer_bytes": copies.bytes,
@@ -101,12 +98,9 @@ def replicas_of(fleet: Fleet, requests: Sequence[Request], makespan: float) -> O
     return Replicas(rows, fleet.replica_of, transfers)
 
 
-def replica_row(replica: Replica, end: float, requests: Sequence[npt.NDArray[Any]], makespan: float) -> dict[str, Any]:
-    """Return the metrics of one replica in a run until `end`.
-
-    `requests`: whether those that it has served finished, their TTFT, tokens and preemptions.
-    """
-    server, (finished, ttft, written, preemptions) = replica.server, requests
+def replica_row(replica: Replica, end: float, served: Sequence[Column], makespan: float) -> dict[str, Any]:
+    """Return the metrics of one replica in a run until `end`; `served`: tokens and so on of its requests, see above."""
+    server, (written, preemptions, finished, ttft) = replica.server, served
     ttft, tokens = ttft[finished & ~np.isnan(ttft)], int(written[finished].sum())
     busy = max(0.0, replica.loop.now - replica.idle_s)
     stats = None if server.prefix_cache is None else server.prefix_cache.stats
