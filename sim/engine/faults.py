@@ -313,7 +313,7 @@ class ChangingFleet(Fleet):
         while self._outside or self.arrivals.next_arrival < math.inf:
             request = self._outside.pop()[1] if self._outside else self.arrivals.pop()
             self._lose(request, max(request.sent, self.now), "no replica was left")
-            if self.transfers is not None:
+            if self.transfers is not None and not self._outside:
                 self._env.run()  # blocks may be free now
                 self.now = max([replica.loop.now for replica in self.replicas])
         for number in self._alive:

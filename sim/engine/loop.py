@@ -281,6 +281,8 @@ class Loop:
         self._steps_without_call += 1
         if self._steps_without_call >= MAX_STEPS_WITHOUT_CALL and not (polls and more):
             steps = f"{MAX_STEPS_WITHOUT_CALL} steps"
+            if self.server.kept:  # in a fleet: it waits for a server that fetches KV
+                return self._go_idle(step.plan, self.now)
             if polls:
                 raise self.stuck(f"no progress, {steps} without a model call", "returned no work")
             reason = f"{steps} at the same time without a model call"

@@ -163,6 +163,7 @@ def test_the_help_of_inherited_fields_is_found() -> None:
 def test_errors_can_be_copied() -> None:
     stuck = Stuck("no plan", [Request("a", 0, 5, 2)], 3)
     assert str(stuck) == "stuck at t=3 s: no plan (requests a)"
+    assert str(Stuck(*stuck.args)) == str(stuck)  # SimPy makes the error of a process again
     with pytest.raises(Stuck):
         raise stuck from KeyError("x")
 

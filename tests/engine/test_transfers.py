@@ -122,6 +122,13 @@ def test_a_full_decode_replica_stops_prefills_only_with_sglang(policy: str, seco
     assert outcome.ends[1][0] == {"vllm-v1": 8.0, "sglang": 7.0}[policy]
 
 
+def test_a_full_prefill_replica_of_sglang_goes_on_when_a_copy_has_ended() -> None:
+    """Two prompts fill it. Its batch is full, and no request decodes, after which SGLang would try others."""
+    requests, slow = [Request(i, 0.0, 48, 2) for i in range(4)], {**COPY, "latency": 5}
+    outcome = serve(requests, "sglang", prefill={"num_blocks": 10}, decode={"num_blocks": 1000}, transfer=slow)
+    assert outcome.prefills == [(0.0, 1.0), (0.0, 1.0), (6.0, 7.0), (6.0, 7.0)]
+
+
 def test_requests_behind_a_blocked_one_wait_too() -> None:
     """Request 1 does not fit until request 0 ends at 5.5, so request 2, which would fit, waits behind it."""
     requests = [Request(0, 0.0, 48, 4), Request(1, 0.0, 48, 2), Request(2, 0.0, 16, 2)]
