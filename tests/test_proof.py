@@ -52,9 +52,9 @@ def test_every_figure_shows_the_error_of_at_most_one_case() -> None:
 def test_intervals_hold_85_to_99_percent_of_the_figures() -> None:
     """In all sets together, and in each one but those whose sources leave out what decides their figures."""
     shares = {name: (int(known), int(inside) / int(known)) for name, known, inside, *_ in coverage_rows()}
-    assert shares["all sets"][0] > 500 and 0.85 <= shares["all sets"][1] <= 0.99
+    assert shares["all sets"][0] > 1300 and 0.85 <= shares["all sets"][1] <= 0.99
     low = {name.split(",")[0] for name, (_, share) in shares.items() if share < 0.85}
-    assert low <= {"MindIE", "Qwen3-8B", "Trainium2: prefill first", "blis-h100: other runs of the model"}
+    assert low <= {"MindIE", "Qwen3-8B", "Trainium2: prefill first"}
     assert all(row.interval[0] <= row.predicted <= row.interval[1] for row in rows_of() if row.inside is not None)
 
 

@@ -20,6 +20,7 @@ from servesim.engine.replica import Replica
 from servesim.engine.router_view import RouterTexts
 from servesim.engine.simulated import SimulatedClock
 from servesim.engine.transfers import Transfers
+from servesim.routers import Router
 from servesim.routers.simple import RoundRobin
 
 from .build import build_scenario_loop, build_simulation
@@ -70,9 +71,12 @@ def build_ranks(
     text_of: Optional[TextOf],
 ) -> tuple[LockStep, list[SimulatedClock]]:  # fmt: skip
     """Return ranks in lock step, and their one clock. Without a cluster, no router chooses the rank of a request."""
-    router, by_rank = cluster.make_router() if scenario.cluster else RoundRobin(), [[] for _ in cluster.names]
+    router: Router = RoundRobin()
+    by_rank: list[list[Request]] = [[] for _ in cluster.names]
     if scenario.cluster is None:
         by_rank, requests = requests_by_rank(requests, cluster.size), []
+    else:
+        router = cluster.make_router()
     loop, clock = build_simulation(scenario, by_rank[0], observers, False, profile)
     others = [build_scenario_loop(scenario, own, clock, observers, profile.front_end) for own in by_rank[1:]]
     staleness = router.report_interval if cluster.staleness is None else cluster.staleness

@@ -314,7 +314,7 @@ def test_v1_may_preempt_the_first_request_and_then_runs_nothing_in_that_step() -
     ]
 
 
-@pytest.mark.parametrize("version, batch", [("0.32.0", "b:1 c:1"), ("0.28.0", "b:1")])
+@pytest.mark.parametrize(("version", "batch"), [("0.32.0", "b:1 c:1"), ("0.28.0", "b:1")])
 def test_v1_runs_the_request_behind_a_victim_that_the_step_has_passed_over(version: str, batch: str) -> None:
     """a has its last token in flight, so the step passes it over; then b needs its blocks, and c comes next."""
     policy = VLLMV1(policy="priority", enable_prefix_caching=False, version=version)
