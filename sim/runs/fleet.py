@@ -67,7 +67,8 @@ def build_ranks(
     text_of: Optional[TextOf],
 ) -> tuple[LockStep, list[SimulatedClock]]:  # fmt: skip
     """Return ranks in lock step, and their one clock. Without a cluster, no router chooses the rank of a request."""
-    router, by_rank = cluster.make_router() if scenario.cluster else RoundRobin(), [[] for _ in cluster.names]
+    router = RoundRobin() if scenario.cluster is None else cluster.make_router()
+    by_rank: list[list[Request]] = [[] for _ in cluster.names]
     if scenario.cluster is None:
         by_rank, requests = requests_by_rank(requests, cluster.size), []
     loop, clock = build_simulation(scenario, by_rank[0], observers, False, profile)
