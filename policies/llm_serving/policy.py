@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, Optional
 
 from servesim.core import (
     DECODE_PAST_FINISH,
+    FOREVER,
     IDLE_PLAN,
     NO_HOLD,
     UNTIL_FINISH,
@@ -191,8 +192,12 @@ class LLMServing(Policy):
         if view.state is not None:
             admit, state, wake_at = self._admit_with_delay(view, free)
         else:
-            if not (prompts or view.swapped or view.waiting):
-                return DECODE_PAST_FINISH if view.cohort.size else IDLE_PLAN
+            if not (prompts or view.swapped):
+                if not view.waiting:
+                    return DECODE_PAST_FINISH if view.cohort.size else IDLE_PLAN
+                chunks = self._admit_in_one_call(view, free)
+                if chunks:
+                    return Plan(chunks=chunks)
             admit, state, wake_at = self._fill_slots(view, free), None, None
         queue: Queue = prompts
         if admit:
@@ -278,6 +283,21 @@ class LLMServing(Policy):
         if self.admission_hysteresis and slots <= 0:
             state = state._replace(may_admit=False)
         return admit, state, wake_at
+
+    def _admit_in_one_call(self, view: View, free: int) -> list[Chunk]:
+        """Return the chunks of the admitted requests if one model call runs them all and rejects none, else []."""
+        size, slots = view.pool.block_size, self.decode_batch - len(view.running)
+        max_length = FOREVER if view.max_model_len is None else view.max_model_len
+        chunks: list[Chunk] = []
+        for request in view.waiting:
+            tokens = request.prompt + request.written
+            free -= -(-tokens // size)
+            if free < 0 or len(chunks) == slots:
+                break
+            if len(chunks) == self.prefill_batch or request.prompt + request.limit >= max_length:
+                return []
+            chunks.append(Chunk(request, tokens))
+        return chunks
 
     def _fill_slots(self, view: View, free: int) -> list[Request]:
         """Fill free slots from the heads of the queues, without delay."""

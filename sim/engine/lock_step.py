@@ -26,7 +26,7 @@ class LockStep(Fleet):
             rank.loop.expects = self.arrivals.next_arrival < math.inf
         time = min([rank.next_event for rank in ranks])
         while time < horizon and not (self._is_coupled and len(self._ended) > ends):
-            self.idle_s += time - self.now
+            self.idle_s, self.now = self.idle_s + (time - self.now), time
             for rank in ranks:
                 rank.wait(time)
             self.now = self._step(time)

@@ -20,7 +20,6 @@ from servesim.engine.replica import Replica
 from servesim.engine.router_view import RouterTexts
 from servesim.engine.simulated import SimulatedClock
 from servesim.engine.transfers import Transfers
-from servesim.routers import Router
 from servesim.routers.simple import RoundRobin
 
 from .build import build_scenario_loop, build_simulation
@@ -71,12 +70,10 @@ def build_ranks(
     text_of: Optional[TextOf],
 ) -> tuple[LockStep, list[SimulatedClock]]:  # fmt: skip
     """Return ranks in lock step, and their one clock. Without a cluster, no router chooses the rank of a request."""
-    router: Router = RoundRobin()
+    router = RoundRobin() if scenario.cluster is None else cluster.make_router()
     by_rank: list[list[Request]] = [[] for _ in cluster.names]
     if scenario.cluster is None:
         by_rank, requests = requests_by_rank(requests, cluster.size), []
-    else:
-        router = cluster.make_router()
     loop, clock = build_simulation(scenario, by_rank[0], observers, False, profile)
     others = [build_scenario_loop(scenario, own, clock, observers, profile.front_end) for own in by_rank[1:]]
     staleness = router.report_interval if cluster.staleness is None else cluster.staleness

@@ -193,3 +193,13 @@ def test_old_reports_send_a_burst_to_one_replica(monkeypatch: pytest.MonkeyPatch
         cluster = {"replicas": 4, "router": "reported", "staleness": staleness}
         simulate(scenario_from(tree(POLICIES[0], cluster)), Trace(requests, "made", "synth"), [seen])
         assert [seen.replica_of(request.id) for request in requests][: len(expected)] == expected
+
+
+def test_a_replica_that_is_stuck_ends_the_run_with_the_reason() -> None:
+    requests = [ClientRequest(number, 0.0, 4 + 400 * number, 4) for number in range(2)]
+    scenario = {**tree({"name": "mindie"}), "engine": {"num_blocks": 16, "block_size": 1, "reject_oversized": "never"}}
+    alone, run = (
+        simulate(scenario_from(each), Trace(requests, "made", "synth"))
+        for each in (scenario, {**scenario, "cluster": {"replicas": 2, "router": "least-requests"}})
+    )
+    assert run.stuck is not None and str(run.stuck) == str(alone.stuck)
