@@ -75,6 +75,7 @@ class Loop:
         self.holds = False  # in a fleet: requests that are not known may come before a held plan ends
         self.pauses = False  # in a fleet: a held plan that has reached the barrier waits
         self.expects = False  # in a fleet: the router may send more requests
+        self.admitted: list[Request] = []  # in a fleet: arrivals of the next decision that are delivered already
         self.sleeps = False  # the next decision is at the next arrival, if that is earlier than the time given
         self.port: Optional[Port] = None  # in a fleet: KV that leaves or enters this server
         self.calls = 0  # model calls that have ended
@@ -147,10 +148,10 @@ class Loop:
 
     def start(self, now: float) -> Step:
         """Deliver arrivals, call the policy and carry out its plan. Return the step, whose model call can start."""
-        server = self.server
-        arrived = self._deliver(now) if self.inbox.next_arrival <= now or self.inbox.delayed else NO_REQUESTS
-        if self._times_out and self.inbox.next_timeout() <= now:
-            arrived = self._abort_timed_out(now, arrived)
+        server, arrived = self.server, NO_REQUESTS
+        if self.inbox.next_arrival <= now or self.inbox.delayed or self._times_out:
+            arrived = self.admit(now)
+            self.admitted = []
         if self.port is not None:
             self.port.advance(now)
         if not self._no_max_wait:
@@ -204,6 +205,15 @@ class Loop:
                 if after is step:
                     self._notify_no_call(before, before.decided)
         return finished
+
+    def admit(self, now: float) -> list[Request]:
+        """Deliver arrivals, and abort requests whose clients have given up. Return all arrivals of this decision."""
+        arrived = self._deliver(now) if self.inbox.next_arrival <= now or self.inbox.delayed else NO_REQUESTS
+        if self._times_out and self.inbox.next_timeout() <= now:
+            arrived = self._abort_timed_out(now, arrived)
+        if self.admitted:
+            arrived = [*self.admitted, *arrived]
+        return arrived
 
     def _deliver(self, now: float) -> list[Request]:
         """Submit the requests that the scheduler sees now."""

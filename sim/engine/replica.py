@@ -83,6 +83,10 @@ class Replica:
                 self.wakes_at = time
                 return time
             self.wait(time)
+            if inbox.stops_at_ends and inbox.timeout is not None:
+                loop.admitted = loop.admit(time)  # clients that have given up send their next requests first
+                if len(ended) > ends:
+                    continue
             self._step()
 
     def _run_held_plan(self, held: Step) -> None:

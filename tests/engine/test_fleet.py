@@ -80,6 +80,20 @@ def test_a_request_that_follows_another_one_does_not_queue_in_the_front_end_of_i
     assert times(run) == times(alone)
 
 
+@pytest.mark.parametrize("policy", POLICIES[:4], ids=lambda policy: policy["name"])
+@pytest.mark.parametrize("timeout", [0.5, 2.0])
+def test_a_client_that_gives_up_sends_its_next_request_as_without_a_cluster(
+    policy: dict[str, Any], timeout: float
+) -> None:
+    scenario, trace = tree(policy), make_trace(3, 100, 60.0, follow=0.5)
+    scenario["engine"]["client_timeout"] = timeout
+    alone = simulate(scenario_from(scenario), trace)
+    assert any(request.outcome == "lost" for request in alone.requests)
+    run = simulate(scenario_from({**scenario, "cluster": {"replicas": 1}}), trace)
+    assert times(run) == times(alone)
+    assert [request.outcome for request in run.requests] == [request.outcome for request in alone.requests]
+
+
 @pytest.mark.parametrize("follow", [0.0, 0.4], ids=["open", "followers"])
 @pytest.mark.parametrize("router", ["round-robin", "least-requests", "vllm-dp", "llm-d-precise"])
 def test_ranks_behind_a_router_take_the_steps_of_ranks_that_have_their_requests(router: str, follow: float) -> None:
