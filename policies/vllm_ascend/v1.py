@@ -56,8 +56,10 @@ class AscendV1(VLLMV1):
     async_scheduling: bool = False  # decide a step while the last one runs
 
     def _require_known(self) -> None:
-        overlaps = self.async_scheduling and self.can_overlap
-        for name, off in (("async_scheduling", overlaps), ("pipeline_parallel_size", 1), ("num_speculative_tokens", 0)):
+        known: dict[str, object] = {"pipeline_parallel_size": 1, "num_speculative_tokens": 0}
+        if not self.can_overlap:
+            known["async_scheduling"] = False
+        for name, off in known.items():
             value = getattr(self, name)
             if value != off:
                 raise ValueError(f"{name}: expected {off}, its rules with this scheduler are not modelled, got {value}")

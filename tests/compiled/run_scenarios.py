@@ -34,8 +34,8 @@ def run_case(case: Case, folder: Path) -> str:
         scenario = scenario_from(case.tree)
         run = simulate(scenario, case.trace, profile=case.profile)
         write_run(run, folder / "run")
-        queues = QueueLog(50)
-        with open_text(folder / "decisions.jsonl") as file, Timeline(folder / "timeline.json") as timeline:
+        queues, names = QueueLog(50), [] if scenario.fleet is None else scenario.fleet.names
+        with open_text(folder / "decisions.jsonl") as file, Timeline(folder / "timeline.json", names) as timeline:
             logged = simulate(scenario, case.trace, (DecisionLog(file), queues, timeline), profile=case.profile)
         write_run(logged, folder / "logged")
         write_json(folder / "queues.json", [queues.times, queues.queues])

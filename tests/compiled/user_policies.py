@@ -8,8 +8,9 @@ from typing import Any, Optional
 import numpy as np
 from servesim.core import FOREVER, Chunk, Hold, Plan, Policy, Request, View
 from servesim.engine.rules import EngineRules
-from servesim.policies.vllm_v1.policy import VLLMV1, Budget
+from servesim.policies.vllm_v1.policy import VLLMV1
 from servesim.policies.vllm_v1.rules import VLLMRules
+from servesim.policies.vllm_v1.step_pass import Pass
 
 
 def prompts(view: View, batch: int) -> list[Chunk]:
@@ -157,8 +158,8 @@ class VLLMDefaults(VLLMV1):
         return rules
 
 
-class SmallChunks(Budget):
-    """The budget of a step with at most 16 tokens of one prompt."""
+class SmallChunks(Pass):
+    """The pass of a step with at most 16 tokens of one prompt."""
 
     def limit(self, request: Request, computed: int, tokens: int) -> int:
         return min(tokens, 16)
@@ -166,10 +167,10 @@ class SmallChunks(Budget):
 
 @dataclass(frozen=True)
 class SmallChunksVLLM(VLLMV1):
-    """A built-in policy with another budget of a step."""
+    """A built-in policy with another pass of a step."""
 
-    def make_budget(self, view: View, tokens: int, free: int) -> Budget:
-        return SmallChunks(tokens, free)
+    def make_pass(self, view: View, tokens: int, free: int) -> Pass:
+        return SmallChunks(self, view, tokens, free)
 
 
 @dataclass(frozen=True)
