@@ -19,8 +19,13 @@ from .replica import Replica
 class LockStep(Fleet):
     """Runs the ranks together. They share one clock."""
 
+    _is_running: bool = False  # steps run, or one has failed
+
     def _run_until(self, replica: Replica, horizon: float) -> float:
         """Run all ranks, whichever is asked for. If an end may bring a request, it is the last step."""
+        if self._is_running:  # the process of another rank has failed in a step
+            return math.inf
+        self._is_running = True
         ranks, ends = self.replicas, len(self._ended)
         for rank in ranks:
             rank.loop.expects = self.arrivals.next_arrival < math.inf
@@ -33,6 +38,7 @@ class LockStep(Fleet):
             time = min([rank.next_event for rank in ranks])
         for rank in ranks:
             rank.wakes_at = time
+        self._is_running = False
         return time
 
     def _step(self, now: float) -> float:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from servesim.core import BadInput, Policy, Stuck
+from servesim.config.registry import make_policy
+from servesim.core import BadInput, Policy, Request, Stuck
 from servesim.engine.inbox import Inbox
 from servesim.engine.lock_step import LockStep
 from servesim.engine.loop import Loop
@@ -44,6 +45,18 @@ def in_lock_step(policy: Policy, world: ContractWorld, ranks: int, busy: int, ob
     except (Stuck, BadInput) as error:
         stuck = str(error)
     return [Outcome(requests[rank::busy], loop.server, loop.calls, stuck) for rank, loop in enumerate(loops[:busy])]
+
+
+def test_no_rank_goes_on_after_one_is_stuck() -> None:
+    """The engine preempts a request that can never fit, again and again, until the loop ends."""
+    fields = {"enable_prefix_caching": False, "long_prefill_token_threshold": 4, "scheduler_reserve_full_isl": False}
+    policy = make_policy({"name": "vllm-ascend-profiling-chunk", **fields})
+    world = ContractWorld([Request(0, 0.0, 11, 3)], 10, 1, 0, 40, rejects=None)
+    alone, log = Recorder(), Recorder()
+    expected = simulated(policy, world, fast_forward=False, observer=alone)
+    (got,) = in_lock_step(policy, world, 3, 1, log)
+    assert expected.stuck is not None and got.stuck == expected.stuck
+    assert len(log.steps) == len(alone.steps)
 
 
 @pytest.mark.parametrize("name", NAMES)
