@@ -20,7 +20,7 @@ from servesim.core import ClientRequest, Request
 from servesim.engine.inbox import PART
 from servesim.engine.rules import EngineRules
 from servesim.engine.server import Server
-from servesim.traces.trace import values_of
+from servesim.traces.trace import RequestTable, values_of
 
 from .answers import Answers, join_answers, split, split_answers, with_answers
 from .build import copy_requests
@@ -106,8 +106,7 @@ class RunRequests(Sequence[Request]):
 
     def _store(self, requests: Mapping[int, Request]) -> None:
         if self.watched is not None:
-            for place, request in requests.items():
-                self._watch(self.watched, place, request)
+            self._watch(self.watched, requests)
         objects = list(requests.values())
         for request in objects if self._answers else ():
             if request.id in self._answers:
@@ -118,12 +117,16 @@ class RunRequests(Sequence[Request]):
         self._reasons.update({place: each.reason for place, each in requests.items() if each.reason is not None})
         self._in_flight = {place: each for place, each in self._in_flight.items() if place not in requests}
 
-    def _watch(self, server: Server, place: int, request: Request) -> None:
-        """Find what the policy has changed of a request, or of its answers."""
-        answers, before = self._answers.get(request.id), copy_requests([self.asked[place]])
-        name = find_change(server, before if answers is None else split(before[0]), answers or [request])
-        if name and (self.change is None or place < self.change[0]):
-            self.change = place, request, name
+    def _watch(self, server: Server, requests: Mapping[int, Request]) -> None:
+        """Find what the policy has changed of requests, or of their answers."""
+        places, asked = list(requests), self.asked
+        before = asked.pick(places) if isinstance(asked, RequestTable) else [asked[place] for place in places]
+        for place, old in zip(places, copy_requests(before)):
+            request = requests[place]
+            answers = self._answers.get(request.id)
+            name = find_change(server, [old] if answers is None else split(old), answers or [request])
+            if name and (self.change is None or place < self.change[0]):
+                self.change = place, request, name
 
     def __len__(self) -> int:
         return len(self.asked)
