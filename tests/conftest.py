@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Union
 
 import pytest
+from hypothesis import settings
 from servesim.core import BadInput
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,6 +37,21 @@ def kill_processes_of(test: str) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--renew", action="store_true", help="write tests/expected again; review it as a diff")
+    parser.addoption("--search", type=int, metavar="N", help="draw new random examples, N times as many as usual")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw the same examples in every run, so that a failure comes from the change; `--search` draws new ones."""
+    settings.register_profile("repeatable", derandomize=True)
+    settings.load_profile("default" if config.getoption("--search") else "repeatable")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Draw more examples with `--search`."""
+    factor = config.getoption("--search") or 1
+    for test in {item.obj for item in items if hasattr(getattr(item, "obj", None), "is_hypothesis_test")}:
+        usual = test._hypothesis_internal_use_settings
+        test._hypothesis_internal_use_settings = settings(usual, max_examples=factor * usual.max_examples)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from operator import attrgetter
 from random import Random
 from typing import Any, Callable, Final, Optional
 
@@ -287,8 +286,12 @@ class Fleet(Servers):
         return [replica.report(ending[number]) for number, replica in enumerate(self.replicas)]
 
     def _tell_first_tokens(self, now: float) -> None:
-        started = [request for request in self._without_token.values() if (request.first_token or math.inf) <= now]
-        for request in sorted(started, key=attrgetter("first_token")):
+        started = [
+            (request.first_token, request)
+            for request in self._without_token.values()
+            if request.first_token is not None and request.first_token <= now
+        ]
+        for _, request in sorted(started, key=_time_of):
             del self._without_token[request.id]
             asked, number = self._asked[request.id]
             router, memory = self._router_of(number)

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput, ClientRequest
@@ -72,10 +72,19 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+# The transfer of a request times out, so it ends without a first token.
+SLOW_TRANSFERS = {
+    "pools": [{"name": role, "role": role, "replicas": 1} for role in ("prefill", "decode")],
+    "transfer": {"token_bytes": 1, "bandwidth": 2000, "link": "none", "timeout": 0.2, "on_timeout": "fail"},
+    "decode_router": "conductor",
+}
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     cluster=clusters(), policy=st.sampled_from(POLICIES), seed=st.integers(0, 99), follow=st.sampled_from([0.0, 0.4])
 )
+@example(cluster=SLOW_TRANSFERS, policy={"name": "vllm-v1", "max_num_seqs": 8}, seed=1, follow=0.0)
 def test_every_request_ends_and_no_block_is_held(
     cluster: dict[str, Any], policy: dict[str, Any], seed: int, follow: float
 ) -> None:
