@@ -13,6 +13,7 @@ import urllib.parse
 from pathlib import Path
 from typing import Any
 
+import pytest
 from servesim.core.class_source import is_compiled
 from servesim.engine.loop import Loop
 from servesim.explorer.server import ExploreServer
@@ -133,6 +134,7 @@ def test_a_narrow_page_breaks_no_word_and_has_no_empty_line(browser: Any, server
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+@pytest.mark.live
 def test_a_slider_changes_the_numbers_within_a_second(browser: Any, server: ExploreServer) -> None:
     """The contest's 1,500 requests. Other programs may slow down a single change, so the fastest of several counts."""
     page = Page(browser, server, {"settings": {"workload.contest": "{X: 4, T: 375}"}, "pins": [{}]})
