@@ -150,7 +150,7 @@ class VLLMRules(CachingRules):
         made = super().make_cache(state, host_blocks)
         cache = made[0]
         if isinstance(cache, PrefixCache) and (self.drafting is not NO_DRAFTS or self.stages > 1):
-            cache.tree.is_told = True
+            cache.tree.only_registered = True
             cache.drops_last = self.drafting.drops_last_hit
             cache.unnamed = max(0, self.drafting.prefill_lookahead - 1)
         return made

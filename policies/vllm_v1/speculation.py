@@ -43,7 +43,7 @@ def decide(policy: VLLMSettings, view: View) -> Plan:
 
 
 class DraftPass(Pass):
-    """One decision with drafts, or with blocks that the cache is told about."""
+    """One decision with drafts, or with blocks that it reports to the cache."""
 
     def __init__(self, policy: VLLMSettings, view: View, one_by_one: bool = False) -> None:
         super().__init__(policy, view, policy.max_num_batched_tokens, view.pool.free)

@@ -162,10 +162,10 @@ class Match:
 class BlockTree:
     """The tree, and the requests that add to it."""
 
-    __slots__ = ("block_size", "cohort", "is_told", "root")
+    __slots__ = ("block_size", "cohort", "only_registered", "root")
 
     def __init__(self, block_size: int, cohort: Cohort) -> None:
-        self.is_told = False  # blocks are added by `register` only, not by what requests have computed
+        self.only_registered = False  # blocks are added by `register` only, not by what requests have computed
         self.block_size = block_size
         self.cohort = cohort
         self.root = Node(None, None, 0, 0)
@@ -268,7 +268,7 @@ class BlockTree:
 
     def known_tokens(self, request: Request, decoding_before: int) -> int:
         """Return the cached tokens whose value the scheduler knew when it decided their step."""
-        if self.is_told:
+        if self.only_registered:
             return 0
         if request.decodes and request._admission < decoding_before:
             return request.cached + 1 - request.in_flight

@@ -42,18 +42,18 @@ class Draft(CacheDraft):
             self.cache.host.settle()
         if self._planned:
             self._planned.clear()
-        told = self.cache.tree.is_told  # with drafts
-        self._decoding_before = FOREVER if decodes and not told else 0
+        registered = self.cache.tree.only_registered  # with drafts
+        self._decoding_before = FOREVER if decodes and not registered else 0
         if not self.cache.holdings:
             return
         for chunk in chunks:
             request = chunk.request
             holding = self.cache.holdings.get(request)
-            if holding is not None and (told or not request.decodes):
+            if holding is not None and (registered or not request.decodes):
                 self._decoding_before = min(self._decoding_before, request._admission)
                 known = request._cached + chunk.tokens
-                self._plan(holding.text, self._known(request, known) if told else known)
-        if told and decodes:
+                self._plan(holding.text, self._known(request, known) if registered else known)
+        if registered and decodes:
             for holding in self.cache.holdings.values():
                 if holding.request.decodes:
                     self._plan(holding.text, self._known(holding.request, FOREVER))

@@ -27,6 +27,12 @@ class Scaling(NamedTuple):
     start_up: float  # seconds until a new replica serves
 
 
+class Start(NamedTuple):
+    """Starts a replica, which serves after some seconds."""
+
+    seconds: float
+
+
 class Changes(NamedTuple):
     """What changes in a fleet while it runs."""
 

@@ -43,7 +43,7 @@ class DraftCohort(Cohort):
         self.width = 1 + drafts.tokens
         self.ahead = self.width + lookahead  # a step needs blocks for this number of tokens after the cached ones
         self.overlaps = False  # two steps in flight
-        self.enabled = True  # False: nobody joins
+        self.enabled = True  # False: no request joins
         self.max_model_len = FOREVER
         self.cache: Optional[KvCache] = None
         self.members: list[Request] = []  # those that joined last are at the end

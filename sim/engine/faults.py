@@ -1,4 +1,4 @@
-"""Replicas that come and go: faults, restarts, and a rule that adds and removes replicas.
+"""Replicas that come and go: faults and restarts. `autoscale.py` has the rules that add and remove replicas.
 
 A fault is an interrupt of the process of its replica. A replica that crashes loses its KV cache and all of its
 requests, and returns empty. The router sees which replicas are there only after `detect` seconds; a request that it
@@ -15,20 +15,18 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Sequence
 from heapq import heapify, heappop, heappush
-from typing import Any, Callable, Final, Optional
+from typing import Any, Callable, Optional
 
 import simpy
 from servesim.core import Request, StepCost
-from servesim.core.request import reset_request
+from servesim.core.request import cut_request, reset_request
 from servesim.routers.router import Router
 
-from .changes import Changes, Fault, Scaling
+from .changes import Changes, Fault, Start
 from .fleet import LAST, NO_REPLICA, Ask, Fleet
 from .loop import Loop
 from .replica import Replica
 from .transfers import Transfers
-
-START: Final = "start"  # cause of an interrupt
 
 
 class ChangingFleet(Fleet):
@@ -50,30 +48,48 @@ class ChangingFleet(Fleet):
         self._changes = changes
         self._times = [fault.at for fault in changes.faults]  # heap of the times of changes
         heapify(self._times)
-        self._ticks = [rule.interval for rule in changes.scaling]  # next decisions of the rules
         self._alive = set(range(len(replicas))).difference(*[rule.replicas[rule.min :] for rule in changes.scaling])
-        self._draining: set[int] = set()  # these get no more requests
+        # replicas that get no more requests, and for how many seconds they are then away; None: for ever
+        self._draining: dict[int, Optional[float]] = {}
         self._drained_at: dict[int, float] = {}  # when it began
         self._returning: set[int] = set()  # these are gone, and come back by themselves
         self._outside: list[tuple[bool, Request]] = []  # requests that no replica (for a decode?) can take
-        self._paid_since = dict.fromkeys(self._alive, 0.0)
-        self.replica_seconds = 0.0  # from the order of a replica to its removal, or to the last answer
+        self._slow: list[list[Fault]] = [[] for _ in replicas]  # by replica: faults that make it slow now
+        self._usual_cost: dict[int, StepCost] = {}  # of these replicas
+        self._there_since = dict.fromkeys(self._alive, 0.0)  # time of the order of each replica
+        self._removed: list[tuple[int, float, float]] = []  # replicas, times of their order and of their end
         self.retried = 0
         self._set_present()
         for fault in changes.faults:
             self._env.process(self._run_fault(fault))
-        if changes.scaling:
-            self._env.process(self._run_scaling())
 
     def run(self) -> float:
         """Run until all requests are done or lost. Return the time."""
         super().run()
-        end = max([request.finish for request in self._requests if request.finish is not None], default=0.0)
-        self.replica_seconds += sum([max(0.0, end - since) for since in self._paid_since.values()])
+        self._set_times()  # requests may have been lost at the end
         return self.now
 
+    def _set_times(self) -> None:
+        """Set the end of the run: that of the last model call or request. A replica may start after it."""
+        super()._set_times()
+        idle = self.now - self.idle_s
+        self.now = max([self._last_end(), *[replica.call_end for replica in self.replicas]])
+        self.idle_s = self.now - idle
+
+    def _last_end(self) -> float:
+        return max([request.client_end for request in self._requests if request.client_end is not None], default=0.0)
+
     def metrics(self) -> dict[str, Any]:
-        return {"replica_seconds": self.replica_seconds, "retried": self.retried}
+        return {"replica_seconds": sum(self.seconds_there()), "retried": self.retried}
+
+    def seconds_there(self) -> list[float]:
+        """Return the seconds of each replica from its order to its removal, between the first request and last end."""
+        first, last = min([request.sent for request in self._requests], default=0.0), self._last_end()
+        seconds = [0.0] * len(self.replicas)
+        there = [(number, since, last) for number, since in self._there_since.items()]
+        for number, since, until in [*self._removed, *there]:
+            seconds[number] += max(0.0, min(until, last) - max(since, first))
+        return seconds
 
     # Faults
 
@@ -83,27 +99,33 @@ class ChangingFleet(Fleet):
         if fault.kind != "slow":
             self._replica_processes[fault.replica].interrupt(fault)
             return
-        clock: Any = self.replicas[fault.replica].loop.clock
-        cost: StepCost = clock.cost
-        self._change_cost(fault.replica, self._slow_down(cost, fault.factor))
+        if fault.replica not in self._alive:
+            return
+        slow = self._slow[fault.replica]
+        slow.append(fault)
+        self._change_cost(fault.replica)
         if fault.recover is not None:
             heappush(self._times, fault.at + fault.recover)
             yield from self._sleep(fault.at + fault.recover)
             heappop(self._times)
-            self._change_cost(fault.replica, cost)
+            if fault in slow:  # a new server is not slow
+                slow.remove(fault)
+                self._change_cost(fault.replica)
 
-    def _change_cost(self, number: int, cost: StepCost) -> None:
-        """Use other step times of a replica from now on."""
+    def _change_cost(self, number: int) -> None:
+        """Use the step times of a replica that some faults make slow, from now on."""
         replica = self.replicas[number]
         replica.run_held(self._env.now)
         clock: Any = replica.loop.clock
+        cost = self._usual_cost.setdefault(number, clock.cost)
+        for fault in self._slow[number]:
+            cost = self._slow_down(cost, fault.factor)
         clock.change_cost(cost)
         self._replica_processes[number].interrupt()
 
     def _run_replica(self, number: int) -> Generator[simpy.Event, Any, None]:
         if number not in self._alive:
-            yield from self._stay_away(number, math.inf)
-        pause: Optional[float] = None  # of a replica that drains
+            yield from self._stay_away(number, 0.0, None)
         while True:
             time = self._run_steps(number)
             is_drained = number in self._draining and self._is_empty(number)
@@ -111,34 +133,40 @@ class ChangingFleet(Fleet):
             cause = yield from self._sleep(emptied if is_drained else time, LAST + number)
             if isinstance(cause, Fault) and cause.kind == "crash":
                 self._crash(number)
-                yield from self._stay_away(number, math.inf if cause.recover is None else self._env.now + cause.recover)
+                yield from self._stay_away(number, self._env.now, cause.recover)
             elif isinstance(cause, Fault):
-                pause = cause.recover
-                self._drain(number)
+                self._drain(number, cause.recover)
             elif is_drained and self._is_empty(number) and emptied <= self._env.now:
-                if pause is None:
-                    self.replica_seconds += max(0.0, emptied - self._paid_since.pop(number, emptied))
+                pause = self._draining[number]
                 self._leave(number)
-                yield from self._stay_away(number, math.inf if pause is None else emptied + pause)
-                pause = None
+                yield from self._stay_away(number, emptied, pause)
 
-    def _stay_away(self, number: int, until: float) -> Generator[simpy.Event, Any, None]:
-        """Wait until a replica comes back, by itself or because the rule starts it; then start it without requests."""
-        if until < math.inf:
+    def _stay_away(self, number: int, since: float, pause: Optional[float]) -> Generator[simpy.Event, Any, None]:
+        """Wait until a replica comes back after a pause, or because the rule starts it; then start it without requests.
+
+        One that does not come back by itself is removed.
+        """
+        until = math.inf
+        if pause is not None:
+            until = since + pause
             self._returning.add(number)
+        elif number in self._there_since:
+            self._removed.append((number, self._there_since.pop(number), since))
         while self._env.now < until:
             self.replicas[number].wakes_at = until
             cause = yield from self._sleep(until)
-            if cause == START:
-                start_ups = [rule.start_up for rule in self._changes.scaling if number in rule.replicas]
-                until = self._env.now + start_ups[0]
+            if isinstance(cause, Start):
+                until = self._env.now + cause.seconds
         loop = self._rebuild(number)
         if self.transfers is not None:
-            loop.port = self.transfers.replace_port(number, loop.server, loop.inbox)
+            prefills = number not in self.decode_replicas
+            loop.port = self.transfers.make_port(number, loop.server, loop.inbox, prefills)
         self.loops.append(loop)
         self.share_totals(loop)
         self._attach(loop)
         self.replicas[number].replace(loop, self._env.now)
+        self._slow[number].clear()
+        self._usual_cost.pop(number, None)
         self._returning.discard(number)
         self._alive.add(number)
         self._notice(self._changes.detect)
@@ -153,14 +181,15 @@ class ChangingFleet(Fleet):
         port = self.replicas[number].loop.port
         return max([self._drained_at[number], 0.0 if port is None else port.freed_at, *ends])
 
-    def _drain(self, number: int) -> None:
+    def _drain(self, number: int, pause: Optional[float] = None) -> None:
         self._drained_at[number] = self._env.now
-        self._draining.add(number)
+        self._draining[number] = pause
         self._notice(0.0)
 
     def _leave(self, number: int) -> None:
+        self.replicas[number].server.waits.stop(self._env.now)
         self._alive.discard(number)
-        self._draining.discard(number)
+        self._draining.pop(number, None)
 
     def _crash(self, number: int) -> None:
         """Take all requests from a replica; send them again, or lose them."""
@@ -168,6 +197,7 @@ class ChangingFleet(Fleet):
         replica.run_held(now)
         self._release()
         requests = self._take_requests(number, replica.loop, now)
+        replica.crash(now)
         self._leave(number)
         self._notice(self._changes.detect)
         self._tell_router(now)
@@ -249,9 +279,7 @@ class ChangingFleet(Fleet):
         """End a request without an answer."""
         self._forget(request, now)
         request.status, request.outcome, request.reason = "done", "lost", reason
-        request.finish = request.client_end = now
-        if request.first_token is not None and request.first_token > now:
-            request.first_token = None
+        cut_request(request, now)
         self.arrivals.end(request, now)
 
     # What the router sees
@@ -271,7 +299,7 @@ class ChangingFleet(Fleet):
             self._wake_router()
 
     def _set_present(self) -> None:
-        there = sorted(self._alive - self._draining)
+        there = sorted(self._alive.difference(self._draining))
         self.present = [number for number in there if number not in self.decode_replicas]
         self.present_decodes = [number for number in there if number in self.decode_replicas]
 
@@ -306,70 +334,15 @@ class ChangingFleet(Fleet):
             super()._wake(number)
 
     def _horizon(self, number: int) -> float:
-        return min([super()._horizon(number), *self._times[:1], *self._ticks])
+        return min([super()._horizon(number), *self._times[:1]])
 
     def _finish(self) -> None:
         """Lose the requests that no replica could take, and those that follow them."""
         while self._outside or self.arrivals.next_arrival < math.inf:
             request = self._outside.pop()[1] if self._outside else self.arrivals.pop()
-            self._lose(request, max(request.sent, self.now), "no replica was left")
+            self._lose(request, max(request.visible_at, self.now), "no replica was left")
             if self.transfers is not None and not self._outside:
                 self._env.run()  # blocks may be free now
                 self.now = max([replica.loop.now for replica in self.replicas])
         for number in self._alive:
             self.replicas[number].finish()
-
-    # The rules that add and remove replicas
-
-    def _run_scaling(self) -> Generator[simpy.Event, Any, None]:
-        while self._has_work():
-            yield from self._sleep(min(self._ticks))
-            for place, rule in enumerate(self._changes.scaling):
-                if self._ticks[place] <= self._env.now:
-                    self._scale(rule)
-                    self._ticks[place] = self._next_tick(rule)
-        self._ticks = []
-
-    def _next_tick(self, rule: Scaling) -> float:
-        """Return the time of the next decision. Until a request comes, a fleet without work stays as it is."""
-        now, arrival = self._env.now, self.arrivals.next_arrival
-        there = self._alive.intersection(rule.replicas)
-        rests = len(there) == rule.min and not (self._outside or self._returning or self._draining)
-        if rests and now < arrival < math.inf and all(self._is_empty(number) for number in self._alive):
-            return now + rule.interval * max(1, math.ceil((arrival - now) / rule.interval))
-        return now + rule.interval
-
-    def _has_work(self) -> bool:
-        """Whether requests will come, or are there and can be served."""
-        if self.arrivals.next_arrival < math.inf:
-            return True
-        if not self._outside and all(self._is_empty(number) for number in self._alive):
-            return False
-        return self._env.peek() < math.inf or any(self._needed(rule) for rule in self._changes.scaling)
-
-    def _needed(self, rule: Scaling) -> int:
-        """Return 1 if a pool needs a replica more, -1 if it needs one less."""
-        serving = sorted(self._alive.intersection(rule.replicas) - self._draining)
-        if self._returning.intersection(rule.replicas):
-            return 0
-        decodes = rule.replicas[0] in self.decode_replicas
-        waiting = len([request for for_decode, request in self._outside if for_decode == decodes])
-        for number in serving:
-            loop = self.replicas[number].loop
-            waiting += len(loop.server.waiting) + loop.inbox.unseen + (0 if loop.port is None else len(loop.port.queue))
-        if waiting > rule.target_queue * len(serving):
-            return 1 if len(serving) < rule.max and not self._alive.issuperset(rule.replicas) else 0
-        return -1 if not waiting and len(serving) > rule.min else 0
-
-    def _scale(self, rule: Scaling) -> None:
-        """Order a replica, or let one drain."""
-        needed = self._needed(rule)
-        if needed > 0:
-            number = next(number for number in rule.replicas if number not in self._alive)
-            self._returning.add(number)
-            self._paid_since.setdefault(number, self._env.now)
-            self._replica_processes[number].interrupt(START)
-        elif needed < 0:
-            number = max(self._alive.intersection(rule.replicas) - self._draining)
-            self._drain(number)
-            self._replica_processes[number].interrupt()

@@ -80,6 +80,10 @@ class Fleet(Servers):
         self._router_process: Optional[simpy.Process] = None
         self._replica_processes: list[simpy.Process] = []
 
+    @property
+    def size(self) -> int:
+        return len(self.replicas)
+
     def _attach(self, loop: Loop) -> None:
         """Let a loop tell the router what it does, and expect requests at any time."""
         loop.inbox.ended = self._ended

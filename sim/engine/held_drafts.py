@@ -36,8 +36,10 @@ class HeldDrafts(FastForward):
     def run(self, step: Step) -> float:
         loop, server, cohort, plan = self.loop, self.server, self.cohort, step.plan
         running, rows = len(server.running), cohort.size
+        ended = loop.inbox.ended if loop.inbox.stops_at_ends else None  # in a fleet: an end may bring a request
+        ends = 0 if ended is None else len(ended)
         loop.send(step, self._end_of(step))
-        while True:
+        while ended is None or len(ended) == ends:
             now = loop.now
             horizon = min(loop.inbox.next_arrival if self.only_arrivals else self.next_change(None), loop.barrier)
             if now >= horizon or loop.inbox.delayed or loop.port is not None:
@@ -60,6 +62,7 @@ class HeldDrafts(FastForward):
             if loop.observers:
                 loop.notify_start(step, NO_REQUESTS, now)
             loop.send(step, self._end_of(step))
+        return loop.now
 
     def _is_steady(self, step: Step) -> bool:
         """Whether only sums and times change in the next step, unless a request leaves when a step returns."""

@@ -219,9 +219,10 @@ class Loop:
         """Submit the requests that the scheduler sees now."""
         inbox, server = self.inbox, self.server
         arrived = inbox.pop_visible(now, self.calls, self._idle)
+        submitted = arrived
         if self.port is not None:
-            arrived = self.port.receive(arrived, now)
-        for request in arrived:  # with a lag, the time before is front-end time, not queueing time
+            arrived, submitted = self.port.receive(arrived, now)
+        for request in submitted:  # with a lag, the time before is front-end time, not queueing time
             server.submit(request, now, request.arrival + inbox.seconds if inbox.lag == 1 else now)
             if request.status == "done":
                 self._report_to_client(request, now)

@@ -98,7 +98,7 @@ class PrefixCache(KvCache):
         return holding
 
     def schedule(self, request: Request, tokens: int, decoding_before: int) -> None:
-        if self.tree.is_told:
+        if self.tree.only_registered:
             self._name(request, min(request.cached + tokens, request.length) - request.in_flight)
             return
         holding = self.holdings.get(request)
@@ -135,7 +135,7 @@ class PrefixCache(KvCache):
     def release(self, request: Request, known: int, may_return: bool) -> int:
         self._settle()
         given = known
-        if self.tree.is_told:
+        if self.tree.only_registered:
             known, request.named = min(known, request.named), 0
         blocks, holding = known // self.pool.block_size, self.holdings.get(request)
         if holding is not None:

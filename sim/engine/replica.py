@@ -22,11 +22,14 @@ NO_ENDS: list[tuple[float, Request]] = []
 class Replica:
     """The loop of one server in a fleet."""
 
-    __slots__ = ("_bound", "horizon", "idle_s", "loop", "sent", "wakes_at")
+    __slots__ = ("_bound", "_call_end", "_calls", "horizon", "idle_s", "loop", "loops", "sent", "wakes_at")
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
+        self.loops = [loop]  # also those before a crash or a restart
         loop.in_fleet = True
+        self._call_end = 0.0  # see call_end; as it was when this number of model calls had ended
+        self._calls = 0
         self._bound = 0.0  # held steps change nothing before this time
         self.horizon = 0.0  # the time up to which it runs now
         self.wakes_at = 0.0  # when it may change something next
@@ -43,11 +46,23 @@ class Replica:
 
     def replace(self, loop: Loop, now: float) -> None:
         """Go on with a new server, which is empty."""
-        idle = max(0.0, now - self.loop.now)
-        self.idle_s += idle
+        self.wait(now)
+        self._call_end, self._calls = self.call_end, 0
+        self.loops.append(loop)
         self.loop = loop
         loop.in_fleet, loop.now = True, now
         self.wakes_at = now
+
+    def crash(self, now: float) -> None:
+        """End the step that runs now. Its results are lost."""
+        if self.loop.server.flight is None:
+            self.wait(now)
+        self.loop.now = now
+
+    @property
+    def call_end(self) -> float:
+        """When its last model call ended; 0: it had none."""
+        return self.loop.now if self.loop.calls > self._calls else self._call_end
 
     @property
     def is_empty(self) -> bool:
@@ -132,6 +147,7 @@ class Replica:
     def wait(self, time: float) -> None:
         """Go on at a later time, without a model call."""
         if time > self.loop.now:
+            self._call_end, self._calls = self.call_end, self.loop.calls
             self.idle_s += time - self.loop.now
             self.loop.now = time
 

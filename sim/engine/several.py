@@ -27,6 +27,11 @@ class Servers:
         loop.server.token_gaps = self.server.token_gaps
 
     @property
+    def size(self) -> int:
+        """The number of servers; one that has crashed or restarted counts once."""
+        return len(self.loops)
+
+    @property
     def caches(self) -> list[KvCache]:
         """The prefix caches; the first gets the counts of all."""
         return [loop.server.prefix_cache for loop in self.loops if loop.server.prefix_cache is not None]
@@ -44,6 +49,10 @@ class Servers:
         """Return what the results say about these servers beside the totals."""
         return {}
 
+    def seconds_there(self) -> Sequence[float]:
+        """Return for how many seconds each server was there; empty: during the whole run."""
+        return ()
+
     @property
     def calls(self) -> int:
         """Model calls that have ended, of all servers."""
@@ -51,7 +60,7 @@ class Servers:
 
     def add_totals(self) -> dict[str, KindTotals]:
         """Add waits and counts of the caches to those of the first; return what the model calls computed."""
-        work = self.server.work.by_kind()
+        work, self.server.waits.servers = self.server.work.by_kind(), self.size
         for cache in self.caches[1:]:
             self.caches[0].add_counts(cache)
         for loop in self.loops[1:]:

@@ -37,22 +37,16 @@ class Transfers:
         self.moves: dict[Request, Move] = {}  # by the request of the client, until its KV is there
         self.copies: dict[Request, Move] = {}  # by the copy that a prefill replica has, until its blocks are free
         self._attempts: dict[Any, int] = {}  # of requests that were sent again
-        self._ports: list[Port] = []  # by number of the replica
+        self._ports: dict[int, Port] = {}  # by number of the replica
         self._free_at: dict[tuple[int, int], float] = {}  # when a link has carried its copies
         # set by the fleet: choose a replica (for a decode?) for a request of a client, send it to one, wake one
         self.choose: Callable[[bool, Request, Request], int] = no_fleet
         self.deliver: Callable[[int, Request], object] = no_fleet
         self.wake: Callable[[int], object] = no_fleet
 
-    def add_port(self, server: Server, inbox: Inbox, prefills: bool) -> Port:
-        """Return the port of the next replica."""
-        port = Port(self, server, inbox, prefills)
-        self._ports.append(port)
-        return port
-
-    def replace_port(self, number: int, server: Server, inbox: Inbox) -> Port:
-        """Return the port of a replica that starts again."""
-        port = self._ports[number] = Port(self, server, inbox, self._ports[number].server.kept is not None)
+    def make_port(self, number: int, server: Server, inbox: Inbox, prefills: bool) -> Port:
+        """Return the port of a replica, which may start again."""
+        port = self._ports[number] = Port(self, server, inbox, prefills)
         return port
 
     def send(self, request: Request, now: float) -> None:
@@ -166,7 +160,7 @@ class Transfers:
         inbox.send_again(move.copy, time)
 
     def _latest(self, move: Move) -> float:
-        """Return when a prefill replica frees blocks that nobody fetches. Without a time-out, it learns it at once."""
+        """Return when a prefill replica frees blocks that no decode replica fetches: without a time-out at once."""
         waits = self.settings.timeout is not None and not self.settings.loads_first
         return move.ready + (self.settings.timeout or 0.0) if waits else move.ready
 
@@ -178,6 +172,11 @@ class Transfers:
             return True
         moves = self.moves.values()
         return any(move.decode == number or (move.prefill == number and move.ready == math.inf) for move in moves)
+
+    def is_copied(self, request: Request) -> bool:
+        """Whether the KV of a request arrives at a known time."""
+        move = self.moves.get(request)
+        return move is not None and move.arrives < math.inf
 
     def copied_to(self, number: int) -> set[Request]:
         """Return the requests whose KV arrives at a replica at a known time."""
@@ -243,15 +242,13 @@ class Port:
         cache = self.server.prefix_cache
         return 0 if cache is None else cache.find_cached(request)[0]
 
-    def receive(self, arrived: Sequence[Request], now: float) -> list[Request]:
-        """Receive what has to do with a copy. Return the requests that go to the scheduler."""
-        inbox, rest = self.inbox, []
-        for request in arrived:
-            if not self._takes(request, now, request.arrival + inbox.seconds if inbox.lag == 1 else now):
-                rest.append(request)
-        return rest
+    def receive(self, arrived: Sequence[Request], now: float) -> tuple[list[Request], list[Request]]:
+        """Receive what has to do with a copy. Return the requests that are new, and those for the scheduler."""
+        copied = self.transfers.is_copied
+        new = [request for request in arrived if request.status != "done" and not copied(request)]
+        return new, [request for request in arrived if not self._takes(request, now)]
 
-    def _takes(self, request: Request, now: float, visible_at: float) -> bool:
+    def _takes(self, request: Request, now: float) -> bool:
         server, transfers = self.server, self.transfers
         if server.kept is not None:
             if request.status != "done":
@@ -263,11 +260,11 @@ class Port:
                 del transfers.copies[request]
                 self.freed_at = now
             return True
-        move = transfers.moves.get(request)
+        move, inbox = transfers.moves.get(request), self.inbox
         if move is not None and move.arrives < math.inf:
             self._receive(move, now)
         elif move is not None or self.queue:
-            if server.accept(request, now, visible_at):
+            if server.accept(request, now, request.arrival + inbox.seconds if inbox.lag == 1 else now):
                 self.queue.append(request)
             else:
                 self.fail(request, now, "refused", request.reason or "")

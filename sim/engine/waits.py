@@ -30,15 +30,15 @@ class Waits:
     """The seconds of each reason, of one server."""
 
     __slots__ = (
-        "_budget", "_has_chunks", "_head", "_past_finish", "_reason", "_running", "_seconds", "_servers", "_since",
-        "_slots",
+        "_budget", "_has_chunks", "_head", "_past_finish", "_reason", "_running", "_seconds", "_since", "_slots",
+        "servers",
     )  # fmt: skip
 
     def __init__(self, slots: Optional[int], budget: Optional[int]) -> None:
         self._slots = FOREVER if slots is None else slots
         self._budget = budget  # tokens of a step; None: the engine has no such limit, or it is not the only one
         self._seconds = [0.0, 0.0, 0.0, 0.0]  # by reason
-        self._servers = 1
+        self.servers = 1  # whose seconds these are
         self._reason = NOTHING
         self._since = 0.0  # time of the decision that found the reason
         self._head: Optional[Request] = None
@@ -92,16 +92,19 @@ class Waits:
             self._seconds[self._reason] += now - self._since
             self._reason, self._since = reason, now
 
+    def stop(self, now: float) -> None:
+        """Note that the server is gone."""
+        self._change(NOTHING, now)
+
     def add(self, other: Waits, end: float) -> None:
         """Add the seconds of another server, whose run ends at the same time."""
-        other._change(NOTHING, end)
-        self._change(NOTHING, end)
-        self._servers += 1
+        other.stop(end)
+        self.stop(end)
         for reason in (SLOTS, BUDGET, BLOCKS):
             self._seconds[reason] += other._seconds[reason]
 
     def metrics(self, end: float) -> dict[str, float]:
         """Return the share of the time of a run for each reason."""
-        self._change(NOTHING, end)
-        total = end * self._servers
+        self.stop(end)
+        total = end * self.servers
         return {f"waiting_{REASONS[k]}": self._seconds[k] / total if total else 0.0 for k in (SLOTS, BUDGET, BLOCKS)}

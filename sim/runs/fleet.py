@@ -11,7 +11,7 @@ from servesim.config.scenario import Scenario, scenario_of_pool
 from servesim.core import BadInput, Request
 from servesim.costs.derived import ScaledCost
 from servesim.costs.device_profile import Profile, load_profile
-from servesim.engine.faults import ChangingFleet
+from servesim.engine.autoscale import ScaledFleet
 from servesim.engine.fleet import Fleet
 from servesim.engine.kv_move import TransferSettings
 from servesim.engine.lock_step import LockStep, requests_by_rank
@@ -59,7 +59,7 @@ def build_fleet(
         decode = cluster.make_decode_router(), cluster.decodes
     if changes is None:
         return Fleet(replicas, router, requests, texts, seed, staleness, transfers, decode), clocks
-    fleet = ChangingFleet(
+    fleet = ScaledFleet(
         replicas, router, list(requests), texts, seed, staleness, build, ScaledCost, changes, transfers, decode
     )
     return fleet, clocks
@@ -103,5 +103,6 @@ def build_transfers(
     )  # fmt: skip
     transfers = Transfers(settings)
     for number, replica in enumerate(replicas):
-        replica.loop.port = transfers.add_port(replica.loop.server, replica.loop.inbox, number not in decodes)
+        loop = replica.loop
+        loop.port = transfers.make_port(number, loop.server, loop.inbox, number not in decodes)
     return transfers

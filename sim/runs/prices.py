@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 from servesim.config.scenario import Scenario, scenario_of_pool
@@ -17,9 +17,12 @@ COSTS = {  # metric -> tokens per second that it divides by
 HOW_TO_PRICE = "expected cluster.price_per_hour, the price of one device, in the scenario"
 
 
-def price_per_second(scenario: Scenario, profile: Profile) -> Optional[float]:
-    """Return what all devices of a cluster cost per second; None if the price of one is not known."""
-    total, cluster = 0.0, scenario.fleet
+def price_per_second(scenario: Scenario, profile: Profile, there: Sequence[float]) -> Optional[float]:
+    """Return what all devices of a cluster cost per second on average; None if the price of one is not known.
+
+    `there` has the part of the run in which each replica was there.
+    """
+    total, first, cluster = 0.0, 0, scenario.fleet
     if cluster is None:
         return None
     for pool in cluster.all_pools:
@@ -29,7 +32,8 @@ def price_per_second(scenario: Scenario, profile: Profile) -> Optional[float]:
         server = scenario_of_pool(scenario, pool)
         own = profile if pool.profile is None else load_profile(server.profile)
         devices = int(own.about.get("tensor_parallel") or 1) * int(server.policy.get("pipeline_parallel_size", 1))
-        total += pool.size * devices * price / SECONDS_PER_HOUR
+        total += sum(there[first : first + pool.size]) * devices * price / SECONDS_PER_HOUR
+        first += pool.size
     return total
 
 

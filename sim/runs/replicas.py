@@ -11,6 +11,7 @@ import numpy as np
 from servesim.core import Request
 from servesim.engine.drafts import draft_metrics
 from servesim.engine.fleet import Fleet
+from servesim.engine.kv_cache import PrefixCacheStats
 from servesim.engine.replica import Replica
 from servesim.traces.trace import values_of
 
@@ -100,24 +101,34 @@ def replicas_of(fleet: Fleet, requests: Sequence[Request], makespan: float) -> O
 
 def replica_row(replica: Replica, end: float, served: Sequence[Column], makespan: float) -> dict[str, Any]:
     """Return the metrics of one replica in a run until `end`; `served`: tokens and so on of its requests, see above."""
-    server, (written, preemptions, finished, ttft) = replica.server, served
+    loops, (written, preemptions, finished, ttft) = replica.loops, served
+    servers = [loop.server for loop in loops]
     ttft, tokens = ttft[finished & ~np.isnan(ttft)], int(written[finished].sum())
     busy = max(0.0, replica.loop.now - replica.idle_s)
-    stats = None if server.prefix_cache is None else server.prefix_cache.stats
+    stats = [server.prefix_cache.stats for server in servers if server.prefix_cache is not None]
+    drafts = [server.drafts for server in servers if server.drafts is not None]
+    peak = max([server.kv_use.peak_blocks / server.pool.total for server in servers])
     return {
-        "name": server.name,
+        "name": servers[0].name,
         "requests": replica.sent,
         "completed": int(finished.sum()),
         "output_throughput": tokens / makespan if makespan > 0 else 0.0,
         "mean_ttft_ms": 1e3 * sum_in_order(ttft) / len(ttft) if len(ttft) else None,
-        "prefix_hit_rate": None if stats is None or not stats.requests else stats.hits / max(1, stats.queries),
+        "prefix_hit_rate": hit_rate(stats),
         "busy_s": busy,
         "busy": busy / end if end else 0.0,
-        "peak_kv_usage": server.kv_use.peak_blocks / server.pool.total if server.policy.uses_block_pool else None,
+        "peak_kv_usage": peak if servers[0].policy.uses_block_pool else None,
         "preemptions": int(preemptions.sum()),
-        "model_calls": replica.loop.calls,
-        **({} if server.drafts is None else draft_metrics([server.drafts])),
+        "model_calls": sum([loop.calls for loop in loops]),
+        **draft_metrics(drafts),
     }
+
+
+def hit_rate(stats: Sequence[PrefixCacheStats]) -> Optional[float]:
+    """Return the cached share of the tokens that were looked up in prefix caches; None: no request was."""
+    if not any(each.requests for each in stats):
+        return None
+    return sum(each.hits for each in stats) / max(1, sum(each.queries for each in stats))
 
 
 def replica_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:

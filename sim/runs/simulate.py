@@ -64,6 +64,7 @@ class Run:
     cache: Optional[KvCache] = None  # with the counts of all servers; None: that of the server
     drafts: Sequence[Drafts] = ()  # of each server with speculative decoding
     servers: int = 1
+    seconds_there: Sequence[float] = ()  # of each replica, if they come and go
     replicas: Optional[Replicas] = None  # in a fleet with more than one
 
     @property
@@ -115,16 +116,19 @@ class Run:
     @property
     def energy(self) -> Optional[float]:
         """Joules per 1,000 generated tokens."""
-        return simulated_energy(self.work, self.end * self.servers, self.measures.outputs, self.about.get("power"))
+        seconds = self.end * sum(self.shares_there)
+        return simulated_energy(self.work, seconds, self.measures.outputs, self.about.get("power"))
+
+    @property
+    def shares_there(self) -> list[float]:
+        """The part of the run in which each server was there."""
+        makespan = self.measures.makespan
+        return [seconds / makespan for seconds in self.seconds_there if makespan] or [1.0] * self.servers
 
     @property
     def price_per_second(self) -> Optional[float]:
         """What the devices cost while the run lasts; None if it is not known."""
-        price, ordered = price_per_second(self.scenario, self.profile), self.fleet.get("replica_seconds")
-        if price is None or ordered is None or not self.end:
-            return price
-        assert self.scenario.cluster is not None
-        return price * float(ordered) / (self.end * self.scenario.cluster.size)
+        return price_per_second(self.scenario, self.profile, self.shares_there)
 
     def result(self) -> dict[str, Any]:
         """Return the content of result.json: metrics under vLLM's keys, then simulator-only metrics."""
@@ -292,7 +296,7 @@ def finished_run(
 ) -> Run:
     """Return the results of servers that have run."""
     padding, loops = [clock.padding_counts for clock in clocks], servers.loops
-    outside, distance = outside_profiles(scenario, profile, clocks)
+    outside, distance = outside_profiles(scenario, profile, servers, clocks)
     measures, replicas = measure(scenario, requests, servers.server), None
     if isinstance(servers, Fleet):  # before the first replica gets the totals of all
         replicas = replicas_of(servers, requests, measures.makespan)
@@ -301,21 +305,26 @@ def finished_run(
         servers.now, sum(tokens for tokens, _ in padding), sum(rows for _, rows in padding), outside,
         distance, reached_sizes(scenario, clocks), stuck, work=servers.add_totals(),
         kv_uses=[(s.kv_use, s.pool, each.calls) for each in loops if (s := each.server).policy.uses_block_pool],
-        cache=servers.caches[0] if servers.caches else None, servers=len(loops), replicas=replicas,
-        fleet=servers.metrics(), drafts=[d for each in loops if (d := each.server.drafts) is not None],
+        cache=servers.caches[0] if servers.caches else None, servers=servers.size, replicas=replicas,
+        fleet=servers.metrics(), seconds_there=servers.seconds_there(),
+        drafts=[d for each in loops if (d := each.server.drafts) is not None],
     )  # fmt: skip
 
 
-def outside_profiles(scenario: Scenario, profile: Profile, clocks: Sequence[SimulatedClock]) -> tuple[list[str], float]:
+def outside_profiles(
+    scenario: Scenario, profile: Profile, servers: Servers, clocks: Sequence[SimulatedClock]
+) -> tuple[list[str], float]:
     """Return which sizes of steps the profile of a server was not measured for, and how far outside they are."""
     pools = [] if scenario.cluster is None else scenario.cluster.pools
-    if not any(pool.profile for pool in pools):
+    if not (isinstance(servers, Fleet) and any(pool.profile for pool in pools)):
         return outside_profile(scenario, profile, clocks)
     texts: list[str] = []
     first, distance = 0, 0.0
     for pool in pools:
         own = profile if pool.profile is None else load_profile(scenario_of_pool(scenario, pool).profile)
-        found, far = outside_profile(scenario, own, clocks[first : first + pool.size])
+        loops = [loop for replica in servers.replicas[first : first + pool.size] for loop in replica.loops]
+        of_pool = [loop.clock for loop in loops if isinstance(loop.clock, SimulatedClock)]
+        found, far = outside_profile(scenario, own, of_pool)
         first, distance = first + pool.size, max(distance, far)
         texts += [f"{pool.name}: {text}" for text in found]
     return texts, distance

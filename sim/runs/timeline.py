@@ -82,13 +82,14 @@ class Timeline(TraceFile):
         self._states: dict[Request, str] = {}  # open state slice of each request
         self._counters: dict[tuple[int, str], dict[str, float]] = {}  # last values written, by group and name
         self._prompts: dict[Step, list[int]] = {}  # tokens of the prompts of steps in flight
-        self._drafts: dict[str, tuple[int, int]] = {}  # verified and accepted so far, by server
+        self._drafts: dict[Server, tuple[int, int]] = {}  # verified and accepted so far
+        self._without_kv: list[Request] = []  # their KV is copied from another replica
         self._now = 0.0
 
     def write_end(self) -> None:
         """Close the slices of unfinished requests."""
         for request in list(self._states):
-            self._close(request, self._now)
+            self._close(request, self._now if request.client_end is None else request.client_end)
 
     def on_step_start(self, server: Server, step: Step, arrived: list[Request]) -> None:
         now = self._now = step.decided
@@ -96,6 +97,8 @@ class Timeline(TraceFile):
         self._prompts[step] = [chunk.tokens - chunk.drafts for chunk in prompts]
         for request in arrived:
             self._open(request, now, server.name)
+        if self._without_kv:
+            self._note_copies(now)
         for request, how, _ in step.preempted:
             self._enter(request, {"swap": "swapped out", "keep": "paused"}.get(how, "queued again"), now)
         for request, _ in step.admitted:
@@ -128,11 +131,19 @@ class Timeline(TraceFile):
         """Return the drafts that a step has verified and accepted, if the server has them."""
         if server.drafts is None:
             return {}
-        last, drafts = self._drafts.get(server.name, (0, 0)), (server.drafts.drafted, server.drafts.accepted)
-        self._drafts[server.name] = drafts
+        last, drafts = self._drafts.get(server, (0, 0)), (server.drafts.drafted, server.drafts.accepted)
+        self._drafts[server] = drafts
         return {"drafts": drafts[0] - last[0], "accepted": drafts[1] - last[1]}
 
+    def _note_copies(self, now: float) -> None:
+        """Note which requests run now because their KV has been copied."""
+        for request in self._without_kv:
+            if request.status == "running":
+                self._enter(request, "decode" if request.decodes else "prefill", now)
+        self._without_kv = [request for request in self._without_kv if request.status == "outside"]
+
     def _open(self, request: Request, now: float, replica: str) -> None:
+        self._close(request, now)  # it is sent again after a crash
         facts = {"prompt": request.prompt, "limit": request.limit, **({"replica": replica} if replica else {})}
         self.slice("b", request, f"request {request.id}", request.sent, facts)
         if request.status == "done":  # rejected on arrival
@@ -140,6 +151,8 @@ class Timeline(TraceFile):
             return
         self._states[request] = "queued"
         self.slice("b", request, "queued", request.sent)
+        if request.status == "outside":
+            self._without_kv.append(request)
 
     def _enter(self, request: Request, state: str, now: float) -> None:
         old = self._states.get(request)

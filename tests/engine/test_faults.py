@@ -17,6 +17,7 @@ from servesim.runs.fleet import build_fleet
 from servesim.runs.simulate import Run, simulate
 from servesim.traces.trace import Trace
 
+from ..random_scenarios import different_keys, wrong_states
 from .test_fleet import COST, POLICIES, make_trace, times, tree
 
 ENDS = ("finished", "lost", "refused", "unanswered", "failed")
@@ -115,7 +116,31 @@ def both(policy: dict[str, Any], cluster: dict[str, Any], front_end: dict[str, A
     fast, slow = (simulate(scenario, trace, fast_forward=on) for on in (True, False))
     assert times(fast) == times(slow)
     assert fast.fleet == slow.fleet
+    assert set(different_keys(fast, slow)) <= {"replicas"}
+    for row, other in zip(replica_rows(fast), replica_rows(slow)):
+        assert row == pytest.approx(other)
     return fast
+
+
+def replica_rows(run: Run) -> list[dict[str, Any]]:
+    return [dict(row) for row in run.result().get("replicas", ())]
+
+
+def check_sums(run: Run) -> None:
+    """Compare what a result says about the replicas with what it says about all of them."""
+    result, rows = run.result(), replica_rows(run)
+    assert sum(result["outcomes"].values()) == len(run.requests)
+    assert not wrong_states(run)
+    assert sum(result[f"waiting_{kind}"] for kind in ("slots", "budget", "blocks")) <= 1 + 1e-9
+    last = max(request.client_end for request in run.requests if request.client_end is not None)
+    assert last <= run.end < last + 0.2  # no event after the last answer, such as a fault, makes the run longer
+    assert run.fleet.get("replica_seconds", 0.0) <= run.servers * result["makespan"] * (1 + 1e-9)
+    for total, name in (("model_calls", "model_calls"), ("completed", "completed"), ("output_throughput",) * 2):
+        assert not rows or sum(row[name] for row in rows) == pytest.approx(result[total])
+    if rows:
+        assert sum(row["busy_s"] for row in rows) / len(rows) == pytest.approx(result["busy_s"])
+        assert all(-1e-9 <= row["busy"] <= 1 + 1e-9 for row in rows)
+        assert max(row["peak_kv_usage"] for row in rows) == result.get("peak_kv_usage", 0)
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -126,7 +151,7 @@ def both(policy: dict[str, Any], cluster: dict[str, Any], front_end: dict[str, A
 def test_fast_forward_changes_no_time(
     cluster: dict[str, Any], policy: dict[str, Any], seed: int, follow: float, front_end: dict[str, Any]
 ) -> None:
-    both(policy, cluster, front_end, make_trace(seed, 50, 30.0, follow))
+    check_sums(both(policy, cluster, front_end, make_trace(seed, 50, 30.0, follow)))
 
 
 def test_a_replica_that_drains_reports_its_last_end_before_it_leaves() -> None:
@@ -161,7 +186,10 @@ def test_a_fault_after_the_last_request_changes_nothing() -> None:
         cluster = {"replicas": 3, "router": router}
         plain = simulate(scenario_from(tree(POLICIES[0], cluster)), trace)
         later = [{"at": 1000, "replica": 1, "recover": 1}]
-        assert times(simulate(scenario_from(tree(POLICIES[0], {**cluster, "faults": later})), trace)) == times(plain)
+        faulty = simulate(scenario_from(tree(POLICIES[0], {**cluster, "faults": later})), trace)
+        assert times(faulty) == times(plain) and faulty.end == plain.end
+        assert set(different_keys(faulty, plain)) <= {"fleet.replica_seconds", "fleet.retried", "replicas"}
+        assert [pytest.approx(row) for row in replica_rows(plain)] == replica_rows(faulty)
 
 
 def test_requests_of_a_crashed_replica_are_sent_again_or_lost() -> None:
@@ -210,6 +238,28 @@ def test_a_slow_replica_has_longer_steps_until_it_recovers() -> None:
     first, second, third = (r.client_end - r.sent for r in run({"faults": [fault]}, requests).requests)
     assert second == pytest.approx(2 * first)
     assert third == pytest.approx(first)
+
+
+def test_a_replica_that_two_faults_make_slow_is_as_before_after_both() -> None:
+    """The one that begins first ends first. A crash ends both, because the server that returns is a new one."""
+    requests = [ClientRequest(number, 10.0 * number, 100, 10) for number in range(4)]
+    slow = {"replica": 0, "kind": "slow", "factor": 2.0}
+    faults = [{**slow, "at": 5.0, "recover": 20.0}, {**slow, "at": 15.0, "recover": 12.0}]
+    seconds = [r.client_end - r.sent for r in run({"faults": faults}, requests).requests]
+    assert [each / seconds[0] for each in seconds] == pytest.approx([1, 2, 4, 1])
+    faults.append({"replica": 0, "kind": "crash", "at": 17.0, "recover": 1.0})
+    seconds = [r.client_end - r.sent for r in run({"faults": faults}, requests).requests]
+    assert [each / seconds[0] for each in seconds] == pytest.approx([1, 2, 1, 1])
+
+
+def test_nothing_waits_on_a_server_after_its_crash() -> None:
+    """One request fills the replica, another one waits for blocks until both are lost at 1.0."""
+    requests = [ClientRequest(0, 0.0, 1000, 500), ClientRequest(1, 0.1, 1000, 500), ClientRequest(2, 9.0, 10, 2)]
+    crash = {"at": 1.0, "replica": 0, "recover": 1.0}
+    lost = run({"faults": [crash], "retry": False}, requests)
+    assert lost.result()["outcomes"] == {"lost": 2, "finished": 1}
+    assert 0.8 < lost.result()["waiting_blocks"] * lost.end < 1.0
+    assert lost.result()["busy_s"] == pytest.approx(1.0, abs=0.05)
 
 
 def test_a_restart_loses_nothing() -> None:
@@ -295,8 +345,8 @@ def test_blocks_of_a_decode_replica_that_crashed_stay_on_the_prefill_side_until_
     crash = [{"at": 0.5, "replica": replica} for replica in (1, 2)]
     done = run_apart(requests, pools=pools, transfer={"timeout": timeout}, faults=crash, retry=False)
     assert [request.outcome for request in done.requests] == ["lost", "lost", "lost"]
-    # The third prefill ends, and its blocks are free, too: nobody fetches its KV.
-    assert done.end == pytest.approx(0.5 if timeout is None else 2 * 4.0, abs=0.1)
+    # The third prefill starts when the blocks of the others are free.
+    assert done.end == pytest.approx(0.5 if timeout is None else 4.0, abs=0.1)
 
 
 def test_a_prefill_replica_that_restarts_stays_until_its_kv_is_copied() -> None:

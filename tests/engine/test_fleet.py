@@ -72,6 +72,18 @@ def test_one_replica_equals_no_cluster(policy: dict[str, Any]) -> None:
             assert run.result() == alone.result(), router
 
 
+@pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
+@pytest.mark.parametrize("front_end", [{}, {"end_lag": True}], ids=str)
+def test_ends_of_requests_with_drafts_bring_their_followers_in_time(is_async: bool, front_end: dict[str, Any]) -> None:
+    settings = tree({"name": "vllm-v1", "async_scheduling": is_async})
+    settings |= {"speculative": {"method": "eagle", "tokens": 2, "acceptance": 0.6}}
+    settings["engine"]["front_end"] = front_end
+    for seed in range(3):
+        trace = make_trace(seed, 40, follow=0.6)
+        alone = simulate(scenario_from(settings), trace)
+        assert times(simulate(scenario_from({**settings, "cluster": {"replicas": 1}}), trace)) == times(alone)
+
+
 def test_a_request_that_follows_another_one_does_not_queue_in_the_front_end_of_its_replica() -> None:
     scenario, trace = tree(POLICIES[1]), make_trace(1, 60, follow=0.6)
     scenario["engine"]["front_end"] = {"per_request": 0.02, "per_token": 1e-5, "seconds": 0.01}

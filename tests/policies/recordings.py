@@ -331,7 +331,7 @@ def count_hashes(cache: PrefixCache, server: Server, step: Step) -> int:
             planned = tokens.get(request.id, 0)
             unknown = request.in_flight if planned else server.cohort.unknown_tokens(request)
             known = request.cached + planned - unknown
-            if cache.tree.is_told:
+            if cache.tree.only_registered:
                 told = max(0, request.length - request.in_flight - cache.unnamed)
                 known = told if request.decodes else request.named
             blocks += known // server.pool.block_size

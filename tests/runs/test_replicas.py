@@ -174,6 +174,37 @@ def test_a_timeline_has_a_group_of_tracks_per_replica(tmp_path: Path, router: st
     assert Counter(begins) == {name: row["requests"] for name, row in rows.items()}
 
 
+def test_a_timeline_of_prefill_and_decode_apart_has_every_request(tmp_path: Path) -> None:
+    """Also those that are sent again after a crash, and those whose KV does not come."""
+    pools = [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode", "replicas": 2}]
+    faults = [{"at": 0.3, "replica": 1, "recover": 0.1}, {"at": 0.6, "replica": 0, "recover": 0.1}]
+    cluster = {"pools": pools, "faults": faults, "transfer": {"latency": 0.05}}
+    scenario = scenario_from({**SHARED, "engine": {"num_blocks": 4000}, "cluster": cluster})
+    assert scenario.cluster is not None
+    with Timeline(tmp_path / "t.json", scenario.cluster.names) as timeline:
+        run = simulate(scenario, observers=[timeline])
+    assert set(run.result()["outcomes"]) == {"finished", "lost", "failed"}
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    begins, ends = (Counter((e["id"], e["name"]) for e in events if e["ph"] == phase) for phase in "be")
+    assert begins == ends
+    for request in run.requests:
+        assert begins[str(request.id), f"request {request.id}"] >= 1
+        assert begins[str(request.id), "decode"] >= (request.outcome == "finished")
+
+
+def test_a_timeline_counts_the_drafts_of_a_server_after_a_crash_anew(tmp_path: Path) -> None:
+    drafts = {"method": "eagle", "tokens": 2, "acceptance": 0.6}
+    cluster = {"replicas": 2, "faults": [{"at": 0.5, "replica": 0, "recover": 0.1}]}
+    scenario = scenario_from({**SHARED, "speculative": drafts, "cluster": cluster})
+    with Timeline(tmp_path / "t.json", ["replica/0", "replica/1"]) as timeline:
+        run = simulate(scenario, observers=[timeline])
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    steps = [event["args"] for event in events if event["ph"] == "X"]
+    assert min(step["accepted"] for step in steps) >= 0
+    accepted, drafted = (sum(step[name] for step in steps) for name in ("accepted", "drafts"))
+    assert accepted / drafted == pytest.approx(run.result()["draft_acceptance_rate"])
+
+
 class Held(QueueLog):
     """A queue log that does not need every step."""
 

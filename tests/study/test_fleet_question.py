@@ -12,7 +12,7 @@ from servesim.config.families import tunings
 from servesim.config.layers import apply_assignment, set_key, value_at
 from servesim.config.router_command import apart_command, router_command
 from servesim.config.scenario import scenario_from
-from servesim.core import BadInput, Shape
+from servesim.core import BadInput, Request, Shape
 from servesim.costs.device_profile import load_profile
 from servesim.routers import ROUTERS
 from servesim.runs.simulate import simulate
@@ -26,6 +26,7 @@ from servesim.study.ranking import Row
 from servesim.study.recommend import Answer, Question, recommend
 from servesim.study.recommend_text import answer_json, answer_text
 from servesim.study.result import load_result
+from servesim.traces.trace import Trace
 
 from ..commands.running import run_sim
 
@@ -148,6 +149,27 @@ def test_costs_count_replicas_devices_and_seconds() -> None:
     four = {"model": "llama-3.1-70b", "device": "H100", "tensor_parallel": 4}
     wide = simulate(scenario_from({**fleet(0.1, 3, price_per_hour=PRICE), "profile": four, "engine": {}}))
     assert wide.price_per_second == pytest.approx(4 * PRICE / 3600)
+
+
+@pytest.mark.parametrize("start_up", [1.0, 600.0])
+def test_a_replica_costs_from_its_order_to_its_removal(start_up: float) -> None:
+    """Two replicas serve three requests of 8 s each, one at a time. At 10 s one waits, at 20 s none.
+
+    So the second pool orders a replica at 10 s, and removes it at 20 s, unless it has not started before the last end.
+    """
+    requests = [Request(number, 0.0, 4, 8) for number in range(6)] + [Request(6, 59.0, 4, 8)]
+    rule = {"min": 1, "max": 2, "interval": 10, "target_queue": 0.5, "start_up": start_up}
+    pools = [{"name": "a"}, {"name": "b", "price_per_hour": 3 * PRICE, "autoscale": rule}]
+    tree = {"policy": {"name": "vllm", "max_num_seqs": 1}, "profile": {"base": 1.0}, "engine": {"num_blocks": 99}}
+    run = simulate(
+        scenario_from({**tree, "cluster": {"pools": pools, "price_per_hour": PRICE}}), Trace(requests, "made", "synth")
+    )
+    makespan = run.result()["makespan"]
+    assert run.end == makespan == 67.0  # the last request takes 8 s
+    second = 57.0 if start_up > 60 else 10.0
+    assert run.fleet["replica_seconds"] == pytest.approx(2 * makespan + second)
+    paid = makespan + 3 * (makespan + second)
+    assert run.result()["cost_per_million_tokens"] == pytest.approx(paid * PRICE / 3600 / 56 * 1e6)
 
 
 def sweep(folder: Path, base: dict[str, Any], **keys: Any) -> str:
