@@ -60,8 +60,8 @@ class Driver:
             while True:
                 for arrival in self._arrivals:
                     self.engine.add(**arrival)
-                if self._aborts:
-                    self.engine.abort(self._aborts)
+                for number in self._aborts:
+                    self.engine.abort(number)
                 self._arrivals, self._aborts, message = [], [], self._message
                 self.engine.step()
                 if self._message is message:  # otherwise the step waited: the decision on the new message is next

@@ -118,10 +118,11 @@ class Session:
             )  # fmt: skip
         results = [given for given in self._out if given[0] <= self._returned]
         self._out = self._out[len(results) :]
+        arrivals = self._arrivals(view)
+        aborts = self._aborted(view)  # it counts the requests that the engine knows: with those that arrive now
         reply = call(
-            self.policy.engine, "engine_decide", now=view.now, results=results, aborts=self._aborted(view),
-            arrivals=self._arrivals(view),
-        )  # fmt: skip
+            self.policy.engine, "engine_decide", now=view.now, results=results, arrivals=arrivals, aborts=aborts
+        )
         self.decisions += 1
         plan = self._plan(reply)
         self.seconds += time.perf_counter() - start

@@ -21,7 +21,7 @@ from servesim.runs.simulate import simulate
 from .policy import EnginePolicy
 from .rules import version_numbers
 
-COMPARED = ("t", "chunks", "preempted", "cached", "free", "finished")  # of a line of the decision log
+COMPARED = ("t", "chunks", "preempted", "rejected", "cached", "free", "finished")  # of a line of the decision log
 SHOWN = {"chunks": "batch", "preempted": "preempted", "cached": "cached", "free": "free blocks", "finished": "finished",
          "waiting": "waiting", "running": "running"}  # fmt: skip
 PROVABLE = {"vllm-v1": "vllm"}  # policy: the engine whose rules it has
@@ -51,6 +51,7 @@ class Proof:
     windowed: int = 0  # steps of scenarios with KV cache groups
     cached: int = 0  # steps that used cached tokens
     preemptions: int = 0
+    aborts: int = 0
     difference: Optional[dict[str, Any]] = None  # the first one: scenario, step, and the line of either log
 
     def text(self) -> str:
@@ -192,12 +193,13 @@ def known_of(settings: dict[str, Any], key: str, value: Any) -> bool:
 
 
 def random_scenario(rng: random.Random) -> dict[str, Any]:
-    """Return a small server with an overload: preemptions, chunks, shared prompts, stop tokens, priorities."""
+    """Return a small server with an overload: preemptions, chunks, shared prompts, stop tokens, priorities, aborts."""
     block_size = rng.choice([4, 16, 16, 32])
-    blocks = rng.randint(800, 3000) // block_size
+    blocks = rng.choice([rng.randint(400, 800), rng.randint(800, 3000)]) // block_size
+    rate = rng.choice([2, 10, 50])
     workload: dict[str, Any] = {
         "requests": rng.randint(40, 90),
-        "arrivals": {"kind": "poisson", "rate": rng.choice([2, 10, 50])},
+        "arrivals": rng.choice([{"kind": "poisson", "rate": rate}, {"kind": "gamma", "rate": rate, "cv": 4}]),
         "lengths": {"prompt": [1, rng.choice([40, 200, 400])], "output": [1, rng.choice([20, 100, 200])]},
         "priorities": {0: 1, 1: 1, 2: 1},
     }
@@ -208,6 +210,8 @@ def random_scenario(rng: random.Random) -> dict[str, Any]:
     if rng.random() < 0.3:
         workload["sessions"] = {"turns": [1, 4], "think_time": 0.5}
     engine = {"num_blocks": blocks, "block_size": block_size, "max_model_len": rng.choice([600, LONGEST])}
+    if rng.random() < 0.3:
+        engine["client_timeout"] = rng.choice([0.3, 1, 3])
     return {"workload": workload, "engine": engine, "profile": COST, "seed": rng.randrange(1000)}
 
 
@@ -227,7 +231,7 @@ def compare(proof: Proof, label: str, scenario: Scenario, installed: EnginePolic
     for number in range(max(len(theirs), len(ours))):
         rows = [lines[number] if number < len(lines) else {} for lines in (theirs, ours)]
         proof.steps += 1
-        different = [key for key in COMPARED if rows[0].get(key) != rows[1].get(key)]
+        different = [key for key in compared_fields(rows[1]) if rows[0].get(key) != rows[1].get(key)]
         if different:
             proof.difference = {
                 "scenario": label, "step": number, "fields": different, "engine": rows[0], "policy": rows[1],
@@ -241,6 +245,12 @@ def compare(proof: Proof, label: str, scenario: Scenario, installed: EnginePolic
         proof.windowed += scenario.engine.kv_cache_groups is not None
         proof.cached += any(tokens for _, tokens in rows[0].get("cached", ()))
         proof.preemptions += len(rows[0]["preempted"])
+        proof.aborts += len(rows[0]["rejected"])
+
+
+def compared_fields(line: Mapping[str, Any]) -> list[str]:
+    """Return what to compare of a line. When requests are aborted, the engine has not yet counted its free blocks."""
+    return [key for key in COMPARED if key != "free" or not line.get("rejected")]
 
 
 def decisions(scenario: Scenario) -> list[dict[str, Any]]:

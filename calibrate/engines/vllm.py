@@ -239,8 +239,9 @@ class VllmEngine:
         names = inspect.signature(Request.__init__).parameters
         self.core.add_request(Request(**{name: value for name, value in options.items() if name in names}))
 
-    def abort(self, numbers: list[int]) -> None:
-        self.core.abort_requests([request_id(number) for number in numbers])
+    def abort(self, number: int) -> None:
+        """Abort one request. vLLM frees those of one call in any order, because it makes a set of them."""
+        self.core.abort_requests([request_id(number)])
 
     def step(self) -> None:
         """Run the step function of the engine once."""

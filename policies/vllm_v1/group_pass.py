@@ -66,6 +66,6 @@ class GroupPass(DraftPass):
             need += max(0, most - hit.blocks) * len(kind.groups)
         return need
 
-    def enter(self, chunk: Chunk, prefix: CachedPrefix, taken: int) -> None:
+    def hold(self, chunk: Chunk, prefix: CachedPrefix, taken: int) -> None:
         known = prefix.tokens + chunk.tokens - chunk.drafts
         self.change(Change(TAKE, chunk.request, known, chunk.blocks, self.hit))

@@ -12,6 +12,7 @@ from typing import Any, Final, Optional
 from servesim.core import (
     DECODE_PAST_FINISH,
     DECODE_UNTIL_FINISH,
+    CachedPrefix,
     Chunk,
     Plan,
     Preemption,
@@ -151,13 +152,21 @@ class DraftPass(Pass):
         if missing == 1 and self._pads(cached):
             if 1 + drafts > self.room:
                 return None
-            if 1 + drafts > self.max_chunk:
-                why = "vLLM aborts (AssertionError in schedule): long_prefill_token_threshold cuts empty drafts"
-                raise Stuck(why, requests_in(self.view), self.view.now)
-            return Chunk(request, 1 + drafts, self.blocks(cached + 1 + drafts), cached, drafts)
+            tokens = min(1 + drafts, self.max_chunk)  # `enter` refuses fewer
+            return Chunk(request, tokens, self.blocks(cached + tokens), cached, drafts)
         chunk = super().first_chunk(request, cached)
         tokens = 0 if chunk is None else self.cut(missing, chunk.tokens)
         return Chunk(request, tokens, self.blocks(cached + tokens), cached) if tokens > 0 else None
+
+    def enter(self, chunk: Chunk, prefix: CachedPrefix, taken: int) -> None:
+        if chunk.drafts >= chunk.tokens:
+            why = "vLLM aborts (AssertionError in schedule): long_prefill_token_threshold cuts empty drafts"
+            raise Stuck(why, requests_in(self.view), self.view.now)
+        self.hold(chunk, prefix, taken)
+
+    def hold(self, chunk: Chunk, prefix: CachedPrefix, taken: int) -> None:
+        """Plan to give an admitted request these free blocks, and those of its prefix."""
+        super().enter(chunk, prefix, taken)
 
     def _pads(self, cached: int) -> bool:
         """Whether a request that needs one token gets empty drafts, so that all decodes have the same shape."""

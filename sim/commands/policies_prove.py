@@ -83,7 +83,8 @@ def describe(proof: Proof) -> str:
         f"{proof.engine}, {proof.policy} with the rules of {proof.version}:",
         f"{proof.equal:,} of {proof.steps:,} steps equal in {proof.scenarios} scenarios",
         f"asynchronous: {proof.asynchronous:,}, with stages: {proof.piped:,}, with speculation: {proof.drafted:,}, "
-        f"with windows: {proof.windowed:,}, with cached tokens: {proof.cached:,}, preempted: {proof.preemptions:,}",
+        f"with windows: {proof.windowed:,}, with cached tokens: {proof.cached:,}, preempted: {proof.preemptions:,}, "
+        f"aborted: {proof.aborts:,}",
     ]
     found = proof.difference
     if found is None:

@@ -421,3 +421,10 @@ def test_a_prompt_limit_below_the_empty_drafts_of_a_row_ends_the_engine() -> Non
     assert "(AssertionError in schedule): long_prefill_token_threshold cuts empty drafts (requests a, b)" in str(
         played.stuck
     )
+
+
+def test_a_prompt_limit_below_the_empty_drafts_of_a_request_without_blocks_does_not_end_the_engine() -> None:
+    fields = {"long_prefill_token_threshold": 2, "max_num_batched_tokens": 128}
+    played = speculate([["a", 0, 17, 9], ["b", 3, 1, 9]], {}, blocks=2, **fields)
+    decided = [["a", 17], *[["a", 4]] * 2, *[["a", 2]] * 6, ["b", 1], *[["b", 4]] * 8]  # by vLLM 0.32.0
+    assert [[row[:2] for row in step["sched"]] for step in played.busy_steps] == [[row] for row in decided]

@@ -100,6 +100,15 @@ def test_the_engine_in_the_loop_gives_the_same_requests_as_the_policy(folder: Pa
     assert "vLLM 0.32.0 decided" in theirs.error and "per second" in theirs.error
 
 
+def test_clients_that_give_up_when_others_send_a_request_leave_the_engine(folder: Path) -> None:
+    setting = ("--set", "engine.client_timeout=0.5", "--set", "workload.arrivals={kind: constant, rate: 20}")
+    ours = Result(folder, "run", "own.yaml", "-o", "ours", *setting)
+    theirs = Result(folder, "run", "engine.yaml", "-o", "theirs", *setting)
+    assert (ours.code, theirs.code) == (0, 0), theirs.error
+    assert rows(folder, "ours") == rows(folder, "theirs")
+    assert {row["outcome"] for row in rows(folder, "ours")} == {"finished", "lost"}
+
+
 def test_equal_decisions_are_counted_and_stored_and_shown_in_reports(folder: Path) -> None:
     result = Result(folder, "policies", "prove", "vllm-v1", "--scenario", "own.yaml", "--store", "proof.json")
     assert result.code == 0, result.error
