@@ -11,7 +11,7 @@ from servesim.core import BadInput
 from servesim.core.limits import DEFAULT_DRAWS, check_fraction, check_replications
 
 from . import options
-from .notes import note_uncertainty, print_json, print_note, print_warning
+from .notes import note_uncertainty, print_json, print_note, print_warnings_of
 
 CODES = {"met": 0, "undecided": 1, "broken": 3}  # exit codes; 2 is bad input
 
@@ -50,7 +50,6 @@ def run_check_command(args: argparse.Namespace) -> int:
     """Check, print and write the files; return the exit code of the worst verdict."""
     from servesim.config.layers import assemble
     from servesim.files.terminal import screen_of
-    from servesim.runs.run_warnings import scenario_warnings
     from servesim.study.check import append_summary, run_check, write_junit
     from servesim.study.executor import open_executor
 
@@ -67,7 +66,7 @@ def run_check_command(args: argparse.Namespace) -> int:
     if check.runs.draws:
         note_uncertainty(args, check.runs.profile)
     print_note(args, *notes)
-    print_warning(*(warning.text for warning in scenario_warnings(scenario[0])))
+    print_warnings_of(scenario[0])
     if args.json:
         print_json(check.as_json())
     else:

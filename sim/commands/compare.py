@@ -59,8 +59,7 @@ def run_compare(args: argparse.Namespace) -> int:
     check_fraction(args.confidence, "--confidence")
     check_replications(args.replications, "--replications")
     with open_executor(args.executor, args.jobs, args.replications + draws) as executor:
-        chosen = (args.set, args.replications, executor, draws, percentiles)
-        a, b = (load_runs(source, *chosen) for source in (args.a, args.b))
+        a, b = load_runs((args.a, args.b), args.set, args.replications, executor, draws, percentiles)
     simulated = {str(runs.profile): runs.profile for runs in (a, b) if runs.simulated}
     for profile in simulated.values() if draws else ():
         note_uncertainty(args, profile)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,13 @@ def print_warning(*texts: str) -> None:
     """Print warnings on standard error, also with --quiet: the result may be wrong for the user's server."""
     for text in texts:
         print(f"sim: warning: {text}", file=sys.stderr, flush=True)
+
+
+def print_warnings_of(tree: Mapping[str, Any]) -> None:
+    """Print the warnings of a scenario that has run."""
+    from servesim.runs.run_warnings import scenario_warnings
+
+    print_warning(*(warning.text for warning in scenario_warnings(dict(tree))))
 
 
 def print_messages(exported: Exported) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Optional
 from servesim.core import BadInput
 
 from . import options
-from .notes import print_json, print_note
+from .notes import print_json, print_note, print_warnings_of
 
 if TYPE_CHECKING:
     from servesim.study.fleet_question import Fleet
@@ -79,6 +79,7 @@ def print_answer(args: argparse.Namespace) -> int:
     folder = Path(args.folder) if args.folder else next(path for path in folders if not path.exists())
     with open_executor("local", args.jobs) as executor, Progress("recommend", args.quiet) as progress:
         answer = recommend(question, folder, executor, progress)
+    print_warnings_of(question.base)
     model = served_model(args.named_model)
     exported = export_scenario(answer.scenario, EXPORTED.get(args.engine, args.engine), model)
     router = "" if answer.fleet is None else start_router(answer.fleet, model, args.engine)

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 from servesim.core import BadInput
 
 from . import options
-from .notes import note_uncertainty, print_json, print_messages, print_path, print_warning, resumable
+from .notes import (
+    note_uncertainty,
+    print_json,
+    print_messages,
+    print_path,
+    print_warning,
+    print_warnings_of,
+    resumable,
+)
 
 if TYPE_CHECKING:
     from servesim.study.executor import Executor
@@ -156,7 +164,6 @@ def run_and_finish(
 def finish(result: Result, folder: Path, args: argparse.Namespace) -> int:
     """Write the result files and print the table; return 1 if a run failed or there is no winner."""
     from servesim.files.terminal import screen_of
-    from servesim.runs.run_warnings import scenario_warnings
     from servesim.study.result import result_json
     from servesim.study.single_run import is_repeated
     from servesim.study.sweep_text import format_result
@@ -169,7 +176,7 @@ def finish(result: Result, folder: Path, args: argparse.Namespace) -> int:
     if result.failures and len(result.failures) == result.run_count:
         print(f"sim: every run failed; the first error is: {result.failures[0]['error']}", file=sys.stderr)
         return 1
-    print_warning(*(warning.text for warning in scenario_warnings(result.experiment.tree(0))))
+    print_warnings_of(result.experiment.tree(0))
     write_summary(result, folder)
     verdict = verdict_of(result)
     if args.json:

@@ -19,6 +19,7 @@ from .compared_runs import ComparedRuns, paired_draws, two_samples
 from .ranking import find_invalid
 from .study_keys import INDIFFERENCE
 from .sweep_text import NOT_TESTED
+from .verdict import why_no_value
 
 OUTCOMES = ("better", "worse")  # of a significant difference that is not too small
 
@@ -139,7 +140,8 @@ def compare(
     differences = [difference(a, b, objective, confidence) for objective in objectives]
     differences = [d for d in differences if not math.isnan(d.a) and not math.isnan(d.b)]
     if not differences:
-        raise BadInput(f"{a.name} and {b.name} have none of {', '.join(o.metric for o in objectives)} in common")
+        names = [objective.metric for objective in objectives]
+        raise BadInput(f"{a.name} and {b.name} have none of {', '.join(names)} in common{why_no_value(names[0])}")
     return differences
 
 

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from servesim.config.layers import Tree, read_scenario_file
 from servesim.config.scenario import Scenario, scenario_from
@@ -123,17 +123,22 @@ def paired_draws(a: ComparedRuns, b: ComparedRuns, metric: str) -> list[tuple[fl
 
 
 def load_runs(
-    source: str, settings: Sequence[str], replications: int, executor: Executor, draws: int = 0,
+    sources: Sequence[str], settings: Sequence[str], replications: int, executor: Executor, draws: int = 0,
     percentiles: Sequence[float] = (),
-) -> ComparedRuns:  # fmt: skip
-    """Load or simulate A or B: FILE.yaml, the folder of a run, or DIR[:CONFIG][@RATE] of a sweep, else its winner.
+) -> list[ComparedRuns]:  # fmt: skip
+    """Load or simulate A and B: FILE.yaml, the folder of a run, or DIR[:CONFIG][@RATE] of a sweep, else its winner.
 
     `percentiles` of the latencies are added; the runs of a sweep have those of METRICS only.
     """
-    stored = from_folder(source, percentiles)
-    if stored is not None:
-        return stored
-    return from_scenario(read_scenario_file(source, settings), source, replications, executor, draws, percentiles)
+    sides: list[Union[ComparedRuns, Tree]] = []
+    for source in sources:  # all of them are checked before the first run
+        sides.append(from_folder(source, percentiles) or read_scenario_file(source, settings))
+        if isinstance(sides[-1], dict):
+            scenario_from(sides[-1], source)
+    return [
+        from_scenario(side, source, replications, executor, draws, percentiles) if isinstance(side, dict) else side
+        for side, source in zip(sides, sources)
+    ]
 
 
 def from_folder(source: str, percentiles: Sequence[float] = ()) -> Optional[ComparedRuns]:

@@ -21,6 +21,7 @@ class Progress:
         self.done_before = 0  # runs of earlier processes
         self._bar: Any = None
         self._start = self._last_report = time.monotonic()
+        self._printed = 0  # runs in the last plain line
 
     def __enter__(self) -> Progress:
         if not self.quiet and self.file.isatty():
@@ -33,13 +34,13 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.close()
-        elif not self.quiet and self.done > self.done_before:
+        elif not self.quiet and self.done > max(self.done_before, self._printed):
             self._print()
 
     def expect(self, total: int, done: int) -> None:
-        """Set the total number of runs and the number done so far."""
-        if not self.total:
-            self.done_before = done
+        """Set the total number of runs and the number done so far; fewer than before are those of the next sweep."""
+        if not self.total or done < self.done:
+            self.done_before, self._start, self._printed = done, time.monotonic(), 0
             if self._bar is not None:
                 self._bar.initial = self._bar.n = done
         self.total, self.done = total, done
@@ -56,7 +57,7 @@ class Progress:
             self._print()
 
     def _print(self) -> None:
-        self._last_report = time.monotonic()
+        self._last_report, self._printed = time.monotonic(), self.done
         rate = (self.done - self.done_before) / max(self._last_report - self._start, 1e-9)
         left = (self.total - self.done) / rate if rate else 0.0
         text = f"{self.name}: {self.done}/{self.total} {self.unit}s, {rate:.1f}/s"

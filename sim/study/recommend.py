@@ -29,7 +29,7 @@ from servesim.runs.simulate import load_trace, simulate
 from servesim.statistics.constraints import parse_bounds
 from servesim.traces.edit import set_rate
 
-from .draft_question import DRAFT_METRIC, LOADS, TOKENS, DraftLoads, draft_loads, with_drafts, without_drafts
+from .draft_question import COUNTS, DRAFT_METRIC, LOADS, TOKENS, DraftLoads, draft_loads, with_drafts, without_drafts
 from .executor import Executor
 from .fleet_question import Fleet, FleetSearch, routers_for
 from .pilot_runs import OVERLOAD
@@ -246,6 +246,8 @@ class Search:
 def recommend(question: Question, folder: Path, executor: Executor, progress: Progress) -> Answer:
     """Run the sweeps in a folder and return the answer."""
     search = Search(question, folder, executor, progress)
+    if "speculative" in question.keys:  # the base has no drafts, so that it does not show whether the engine has them
+        scenario_from(apply_assignment(question.base, {TOKENS: COUNTS[0]}), "--speculative")
     summary: Summary = search.run("sweep", question.sweep_keys(question.grids))
     rate, best, curves, more = summary.experiment.own_rate(0), first_choice(summary), [], None
     if question.constraints:

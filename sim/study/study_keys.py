@@ -88,8 +88,11 @@ class StudyFile(Keys):
     def suggest(cls, key: str, known: Sequence[str]) -> str:
         from servesim.config.scenario import Scenario  # slow
 
-        if key in Scenario.model_fields:
+        if key == "preset" or key in Scenario.model_fields:
             return "; this is a scenario key: use `sim run FILE`, or put it under base"
+        for command, kind in (("search", SearchFile), ("sweep", SweepFile)):
+            if key in kind.model_fields:
+                return f"; this is a key of `sim {command} FILE`"
         return super().suggest(key, known)
 
     name: Optional[Name] = Field(None, description="name of the experiment (default: file name)")

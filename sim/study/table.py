@@ -212,8 +212,8 @@ def capacity_text(curve: Curve) -> str:
 def level_column(result: RateSummary, rate: float) -> Column:
     """Return the main metric at one rate; ! marks a rate that misses a constraint, with the name of another metric."""
     metric = result.main_metric
-    values = [point.row.mean(metric) for curve in result.curves for point in curve.points]
-    unit = unit_of(metric, values)
+    shown = [point for curve in result.curves for point in curve.points if point.rate in result.rates]
+    unit = unit_of(metric, [point.row.mean(metric) for point in shown])
 
     def level(curve: Curve) -> float:
         return next((point.row.mean(metric) for point in curve.points if point.rate == rate), math.nan)

@@ -142,7 +142,7 @@ def test_a_comparison_pairs_the_draws(tmp_path: Path, capsys: pytest.CaptureFixt
     assert sweeps.sim(*words, "--json") == 0
     result = json.loads(capsys.readouterr().out)["metrics"]["makespan"]
     assert len(result["draws"]) == 5 and all(change < 0 for change in result["draws"])
-    runs = [load_runs(str(path), (), 3, Serial(), 5).effects("makespan") for path in (a, b)]
+    runs = [side.effects("makespan") for side in load_runs((str(a), str(b)), (), 3, Serial(), 5)]
     spread = [runs[1][k] - runs[0][k] for k in range(5)]
     assert result["draws"] == pytest.approx([result["difference"] + effect for effect in spread])
 

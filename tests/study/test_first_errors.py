@@ -1,0 +1,97 @@
+"""Messages and numbers that a user of sweeps meets first: wrong files, progress, units of tables."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from servesim.study import progress as progressing
+from servesim.study import recommend as recommending
+from servesim.study.progress import Progress
+
+from ..commands.running import run_sim
+from .test_capacity import constant
+
+
+def write(path: Path, **keys: Any) -> str:
+    path.write_text(yaml.safe_dump(keys))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("command", "keys", "hint"),
+    [
+        ("sweep", {"preset": "vllm-v1-0.32"}, "this is a scenario key"),
+        ("sweep", {"params": {}, "trials": 5}, "this is a key of `sim search FILE`"),
+        ("search", {"params": {}, "ci": "1%"}, "this is a key of `sim sweep FILE`"),
+    ],
+)
+def test_a_file_of_another_command_is_named(
+    command: str, keys: dict[str, Any], hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = run_sim(capsys, command, write(tmp_path / "file.yaml", **keys))
+    assert said.code == 2 and said.error.count("\n") == 1 and hint in said.error
+
+
+def test_both_sides_of_a_comparison_are_checked_before_the_first_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("servesim.study.compared_runs.from_scenario", lambda *_: pytest.fail("A ran"))
+    a, b = write(tmp_path / "a.yaml", **constant(1.0)), write(tmp_path / "b.yaml", **constant(1.0), seeds=1)
+    for other, text in ((b, "b.yaml: seeds: unknown key"), (str(tmp_path / "c.yaml"), "c.yaml: no such file")):
+        said = run_sim(capsys, "compare", a, other, "-j", "1")
+        assert said.code == 2 and text in said.error
+
+
+def test_a_metric_without_values_says_what_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a = write(tmp_path / "a.yaml", **constant(1.0, 5))
+    said = run_sim(capsys, "compare", a, a, "-j", "1", "--metric", "request_goodput", "--replications", "1")
+    assert said.code == 2 and "expected a `slo` in the scenario" in said.error
+
+
+def test_drafts_of_an_engine_without_them_are_refused_in_the_words_of_the_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(recommending, "REQUESTS", 10)
+    words = "--model llama-3.1-8b --device H100 --rate 1 --prompt 9 --output 9 --engine mindie --speculative eagle:0.7"
+    said = run_sim(capsys, "recommend", *words.split())
+    assert said.code == 2 and said.error.startswith("sim: --speculative: speculative: expected a policy with")
+
+
+def test_a_recommendation_prints_the_warnings_of_its_scenario(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trace has only lengths here, and vLLM's prefix cache is on: `sim sweep` and `sim check` warn of it too."""
+    monkeypatch.chdir(tmp_path)
+    tuning = recommending.tunings()["vllm"]._replace(grids=[{"policy.max_num_seqs": (8,)}])
+    monkeypatch.setattr(recommending, "tunings", lambda: {"vllm": tuning})
+    Path("my.csv").write_text("arrival,prompt,output\n" + "".join(f"{k},20,5\n" for k in range(10)))
+    words = "recommend --model llama-3.1-8b --device H100 --trace my.csv -j 1 -q"
+    said = run_sim(capsys, *words.split())
+    assert said.code == 0 and "sim: warning: the prefix cache is on, but the trace has only the lengths" in said.error
+
+
+def test_progress_counts_each_of_several_sweeps_from_its_own_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progressing.time, "monotonic", lambda: now[0])
+    lines = io.StringIO()
+    with Progress("runs", file=lines) as progress:
+        for runs, seconds in ((100, 1000.0), (4, 20.0)):
+            progress.expect(runs, 0)
+            for _ in range(runs):
+                now[0] += seconds / runs
+                progress.advance(1)
+    said = lines.getvalue().splitlines()
+    assert said[-1] == "runs: 4/4 runs, 0.2/s" and said.count(said[-1]) == 1
+
+
+def test_the_unit_of_a_column_is_that_of_the_rates_it_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The bisection also runs rates at which requests wait for seconds; the table does not show them."""
+    base, params = constant(1.0, 500), {"policy.delay_factor": [0, 0.1]}
+    keys = {"params": params, "rates": [1, 2], "precision": "20%", "subject_to": "p99_ttft_ms <= 45"}
+    said = run_sim(capsys, "sweep", write(tmp_path / "s.yaml", base=base, **keys), "-o", str(tmp_path / "o"), "-j", "1")
+    assert "at 1 req/s (ms)" in said.out and "at 2 req/s (ms)" in said.out
