@@ -120,6 +120,8 @@ class BuildCompiled(build_ext):
             )  # fmt: skip
             for module in self.distribution.ext_modules:
                 module.include_dirs.append(str(temp / "servesim"))  # mypyc writes the headers of a dotted group there
+                if sys.platform == "linux":  # without these, most calls of functions go through a table
+                    module.extra_compile_args += ["-fvisibility=hidden", "-fno-plt"]
             build = ParallelBuild(self.distribution)
             build.build_lib, build.build_temp = str(package.parent), str(temp)
             build.ensure_finalized()

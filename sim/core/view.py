@@ -30,6 +30,9 @@ class ServerQueue:
     def __len__(self) -> int:
         raise NotImplementedError
 
+    def __bool__(self) -> bool:  # compiled, it is called directly, which `__len__` is not
+        raise NotImplementedError
+
     def __iter__(self) -> Iterator[Request]:
         raise NotImplementedError
 

@@ -1,8 +1,8 @@
 """The decoding requests of a server. One decode step of all of them is O(1).
 
 How it works. Every member generates one token per step. So its counters are those at joining plus the steps since then.
-The cohort keeps the sum of contexts and the members by finish step. `block_offsets[i]` is the number of members with
-(cached - steps) % block_size == i.
+The cohort keeps the sum of contexts, and the members in the order of their ends. `block_offsets[i]` is the number of
+members with (cached - steps) % block_size == i.
 
 Why it is exact. Let a member have c cached tokens when the cohort has run t steps. It needs a new block in the step at
 which (c - t) + steps is a multiple of block_size. c - t does not change while it decodes. So one count per residue
@@ -13,9 +13,10 @@ more is removed when it is at the top. Only a cost model that needs it (`tracks_
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Set as AbstractSet
 from heapq import heappop, heappush
-from operator import attrgetter
 from typing import Final, Optional
 
 from servesim.core import FOREVER, DecodeCohort, Request
@@ -30,7 +31,7 @@ class Cohort(DecodeCohort):
     """The decoding requests of one server."""
 
     __slots__ = (
-        "_finish_steps", "_finishing", "_longest", "_members_at", "_reserved", "block_offsets", "block_size", "busy",
+        "_end_steps", "_ends", "_longest", "_members_at", "_reserved", "block_offsets", "block_size", "busy",
         "draft_pairs_run", "drafts_run", "flight", "known", "last_end", "new_members", "next_finish", "pairs_run",
         "rows_run", "steps_run", "tracks_longest",
     )  # fmt: skip
@@ -44,11 +45,12 @@ class Cohort(DecodeCohort):
         self.pairs_run = 0  # sum of their context tokens in all steps so far, with the new token itself
         self.drafts_run = 0  # drafts of these rows
         self.draft_pairs_run = 0  # the same of their drafts
-        self.last_end: Optional[float] = None  # when the last step ended
+        self.last_end = math.nan  # when the last step ended
         self.new_members: list[Request] = []  # joined since that step
         self.next_finish = FOREVER  # a lower bound of the next finish step: that member may have left
-        self._finish_steps: list[int] = []  # heap of the keys of _finishing
-        self._finishing: dict[int, list[Request]] = {}  # members by the step at which they finish
+        # Members and the steps at which they finish, negative; the last one finishes next. Some may have left.
+        self._ends: list[Request] = []
+        self._end_steps: list[int] = []
         self.block_offsets = [0] * block_size  # members by (cached - steps) modulo block_size
         self._reserved: dict[Request, int] = {}  # members that hold more blocks than their tokens need, and how many
         self.tracks_longest = False  # whether `longest` is known
@@ -75,14 +77,7 @@ class Cohort(DecodeCohort):
         request._finish_step = finish = steps + (remaining if remaining > 1 else 1)
         self.size += 1
         self.context += cached
-        finishing = self._finishing.get(finish)
-        if finishing is not None:
-            finishing.append(request)
-        else:
-            self._finishing[finish] = [request]
-            heappush(self._finish_steps, finish)
-            if finish < self.next_finish:
-                self.next_finish = finish
+        self._note_finish(request, finish)
         if request._blocks * block_size - cached < block_size:
             offset = (cached - steps) % block_size
             self.block_offsets[offset] = self.block_offsets[offset] + 1  # compiled, this is faster than +=
@@ -90,6 +85,16 @@ class Cohort(DecodeCohort):
             self._reserved[request] = request._blocks
             assert request._blocks * block_size >= cached + remaining, f"{request}: Chunk.blocks is too small"
         self.new_members.append(request)
+
+    def _note_finish(self, request: Request, finish: int) -> None:
+        ends, steps = self._ends, self._end_steps
+        place = bisect_left(steps, -finish)
+        while place < len(steps) and steps[place] == -finish and ends[place].serial > request.serial:
+            place += 1
+        ends.insert(place, request)
+        steps.insert(place, -finish)
+        if finish < self.next_finish:
+            self.next_finish = finish
 
     def _note_context(self, offset: int) -> None:
         members = self._members_at.get(offset, -1)
@@ -175,17 +180,13 @@ class Cohort(DecodeCohort):
     def pop_finishing(self) -> list[Request]:
         """Return the members that get their last token in the newest step. Call it if `next_finish` is reached."""
         finishing: list[Request] = []
+        ends, steps = self._ends, self._end_steps
         while self.next_finish <= self.steps:
-            step = heappop(self._finish_steps)
-            self.next_finish = self._finish_steps[0] if self._finish_steps else FOREVER
-            members = self._finishing[step]
-            del self._finishing[step]  # compiled, this is faster than `pop`
-            if len(members) > 1:
-                members.sort(key=attrgetter("serial"))
-            for request in members:
-                if request._cohort is self and request._finish_step == step:  # otherwise it left, or joined again later
-                    request._finish_step = 0  # it is in the list twice if it left and joined again for the same step
-                    finishing.append(request)
+            request, step = ends.pop(), -steps.pop()
+            self.next_finish = -steps[-1] if steps else FOREVER
+            if request._cohort is self and request._finish_step == step:  # otherwise it left, or joined again later
+                request._finish_step = 0  # it is in the list twice if it left and joined again for the same step
+                finishing.append(request)
         return finishing
 
     def advance_groups(self) -> list[Request]:

@@ -237,14 +237,14 @@ class Inbox:
         """Read the next requests of an iterator. Return whether there are any."""
         if self._source is None:
             return False
-        count = len(self._coming)
-        for request in islice(self._source, PART):
+        part = list(islice(self._source, PART))
+        for request in part:
             self._pass_on(request)
-            self._coming.append(request)
-        if len(self._coming) == count:
+        if not part:
             self._source = None
-        self._next_serial += len(self._coming) - count
-        return self._source is not None
+        self._coming += part
+        self._next_serial += len(part)
+        return bool(part)
 
     def _skip_to(self, index: int) -> None:
         """Go on with the request at this place, and forget those before it from time to time."""

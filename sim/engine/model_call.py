@@ -23,6 +23,7 @@ flight, one step later than the step that computes the last of them (`Cohort.unk
 from __future__ import annotations
 
 from operator import attrgetter
+from typing import Optional
 
 from servesim.core import Chunk, Request
 
@@ -83,7 +84,7 @@ def _note_known_tokens(server: Server) -> None:
     cohort.known = NO_MEMBERS
     if cache is None:
         return
-    if cohort.flight is not None and cohort.flight.left:
+    if cohort.flight is not None and cohort.flight.left and cache.shares:
         cache.update_beside(cohort.flight.left)  # their last block is known when they end: after equal blocks
     before = server.flight
     if before is None:
@@ -268,7 +269,6 @@ def deliver_rows(server: Server, step: Step, now: float) -> None:
         old_members -= 1
         gaps.add(first - request.last_token, 1)
     if old_members:
-        assert cohort.last_end is not None
         gaps.add(first - cohort.last_end, old_members)
     server.tokens_generated += step.rows * step.steps
     cohort.busy += now - step.start
@@ -299,12 +299,13 @@ def _deliver_chunks(server: Server, step: Step, now: float, seconds: float) -> N
 
 def _note_token(server: Server, request: Request, now: float) -> None:
     """Note that a request gets its next tokens."""
+    time: Optional[float] = now  # one object for both
     if request.first_token is None:
-        request.first_token = now
+        request.first_token = time
     else:
         assert request.last_token is not None
         server.token_gaps.add(now - request.last_token, 1)
-    request.last_token = now
+    request.last_token = time
 
 
 def _has_rows(server: Server, step: Step) -> bool:

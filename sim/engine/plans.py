@@ -24,7 +24,7 @@ def start_step(server: Server, plan: Plan, now: float) -> Step:
         cache.count_lookups()
     if plan.moves is not NO_MOVES:
         _move(server, plan, step, now)
-    chunks, free = plan.chunks, server.pool.free
+    chunks, free = plan.chunks if isinstance(plan.chunks, list) else list(plan.chunks), server.pool.free
     if plan.decode:  # before the chunks: with a prefix cache, the order in which requests get blocks matters
         start_decode(server, step)
         if not chunks and not server.cohort.groups:  # a group may fork or drop sequences in every step
@@ -80,7 +80,7 @@ def _refuse_repeated(field: str, requests: Sequence[Request]) -> None:
         raise AssertionError(f"{field} has request {repeated.id} twice")
 
 
-def _start_chunks(server: Server, chunks: Sequence[Chunk], step: Step) -> None:
+def _start_chunks(server: Server, chunks: list[Chunk], step: Step) -> None:
     """Start the chunks of prompts. A chunk of a request that already decodes is a decode."""
     pool, cache, has_decodes = server.pool, server.prefix_cache, False
     takes_blocks = cache is not None and cache.takes_blocks
@@ -166,7 +166,7 @@ def _name_known(server: Server) -> None:
             cache.schedule(request, server.cohort.width, 0)
 
 
-def _decode_some(server: Server, chunks: Sequence[Chunk], step: Step) -> None:
+def _decode_some(server: Server, chunks: list[Chunk], step: Step) -> None:
     """Start a decode step of the cohort members that have a chunk."""
     rows = [chunk.request for chunk in chunks if chunk.request._cohort is not None]
     if not rows:

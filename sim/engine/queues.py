@@ -76,6 +76,9 @@ class ItemsQueue(RequestQueue):
     def __len__(self) -> int:
         return len(self._items)
 
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
     def __iter__(self) -> Iterator[Request]:
         return iter(self._items)
 
@@ -167,6 +170,9 @@ class SortedQueue(RequestQueue):
 
     def __len__(self) -> int:
         return self._size
+
+    def __bool__(self) -> bool:
+        return self._size > 0
 
     def __iter__(self) -> Iterator[Request]:
         if len(self._blocks) == 1 and not self._front:  # the usual case
@@ -278,6 +284,9 @@ class SlotQueue(RequestQueue):
 
     def __len__(self) -> int:
         return self._size
+
+    def __bool__(self) -> bool:
+        return self._size > 0
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._in_order())

@@ -46,42 +46,31 @@ def runs_as_decode(chunk: Chunk, rules: EngineRules) -> bool:
 
 def step_shape(step: Step, padding: Padding, rules: EngineRules) -> Shape:
     """Return the shape of a step."""
-    chunks, decode_live, context, longest = step.chunks, step.decode_rows, step.context, step.longest
-    if not chunks and not padding.decode_buckets and not step.plan.padding_rows:
-        plain = (0, 0, 0, 0, 0, decode_live, decode_live, context, step.copied_blocks, longest, step.drafts)
-        return tuple.__new__(Shape, plain)
-    drafts = step.drafts
-    if rules.one_token_decodes or rules.sequence_groups:
-        last = [
-            chunk
-            for chunk in chunks
-            if (chunk.tokens - chunk.drafts == 1 or chunk.request.sampling is not None) and runs_as_decode(chunk, rules)
-        ]
-        if last:
-            chunks = [chunk for chunk in chunks if not runs_as_decode(chunk, rules)]
-            decode_live += len(last)
-            contexts = [chunk.request.length - 1 for chunk in last]
-            context += sum(contexts)
-            if longest or not step.decode_rows:
-                longest = max(longest, *contexts)
-            drafts += sum(chunk.drafts for chunk in last)
-    live = squares = cross = 0
-    for chunk in chunks:
-        tokens, cached = chunk.tokens - chunk.drafts, chunk.request._cached
+    decode_live, context, longest, drafts = step.decode_rows, step.context, step.longest, step.drafts
+    may_decode, tracks_longest = rules.one_token_decodes or rules.sequence_groups, longest or not decode_live
+    rows = padded = live = squares = cross = 0
+    for chunk in step.chunks:
+        request, tokens = chunk.request, chunk.tokens - chunk.drafts
         drafts += chunk.drafts
+        if may_decode and (tokens == 1 or request.sampling is not None) and runs_as_decode(chunk, rules):
+            cached = request.length - 1
+            decode_live += 1
+            context += cached
+            if tracks_longest and cached > longest:
+                longest = cached
+            continue
+        rows += 1
         live += tokens
         squares += tokens * tokens
-        if cached:
-            cross += tokens * cached
-    rows, padded, decode_rows, extra = len(chunks), live, decode_live, step.plan.padding_rows
-    if padding.prefill_buckets:
-        padded = sum(padding.pad_tokens(chunk.tokens) for chunk in chunks)
+        cross += tokens * request._cached
+        padded += padding.pad_tokens(chunk.tokens) if padding.prefill_buckets else tokens
+    decode_rows, extra = decode_live, step.plan.padding_rows
     if decode_live:
         if padding.decode_buckets or extra:
             decode_rows = max(padding.pad_rows(decode_live), decode_live + extra)
     elif extra:
         rows += extra
-        padded += extra * padding.pad_tokens(max((chunk.tokens for chunk in chunks), default=0))
+        padded += extra * padding.pad_tokens(max([chunk.tokens for chunk in step.chunks], default=0))
     copied = step.copied_blocks
     numbers = (rows, padded, live, squares, cross, decode_rows, decode_live, context, copied, longest, drafts)
     return tuple.__new__(Shape, numbers)  # `Shape(...)` runs Python code of `NamedTuple`, also if this is compiled

@@ -11,7 +11,9 @@ from servesim.core import Chunk, Plan, Request
 
 MAX_NEW_GAPS: Final = 4096  # token gaps that are not packed yet
 MIN_LINEAR: Final = 4  # fewer gaps are smaller one by one
-NO_REQUESTS: Final[list[Request]] = []  # never changed: a list per field and step would take time
+# Never changed: a list per field and step would take time.
+NO_REQUESTS: Final[list[Request]] = []
+NO_CHUNKS: Final[list[Chunk]] = []
 
 
 class Verified:
@@ -42,7 +44,7 @@ class Step:
         self.plan = plan
         self.decided = decided  # when the scheduler made the plan
         self.start = start  # of the model call; later than the decision if the step before it was still running
-        self.chunks: Sequence[Chunk] = ()  # of the plan, without those of decoding requests
+        self.chunks = NO_CHUNKS  # of the plan, without those of decoding requests
         self.decode_chunks = 0  # chunks that are decodes with drafts
         self.decode_rows = 0  # live rows
         self.drafts = 0  # that these verify

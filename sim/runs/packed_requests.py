@@ -6,7 +6,7 @@ These functions read every request of a run, so they are compiled. The columns a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from struct import Struct
 from typing import Any, Final
 
@@ -26,14 +26,26 @@ FIELDS: Final = {
 ROW: Final = Struct("".join(FIELDS.values()))
 
 
-def pack_rows(rows: bytearray, requests: Sequence[Request], places: Iterable[int], codes: dict[str, int]) -> None:
-    """Write requests as rows at these places. `codes`: numbers of outcomes, and of statuses of requests without one.
+def split_done(requests: dict[int, Request]) -> tuple[dict[int, Request], dict[int, Request]]:
+    """Return the requests that are done, and the others."""
+    done: dict[int, Request] = {}
+    others: dict[int, Request] = {}
+    for place, request in requests.items():
+        if request.status == "done":
+            done[place] = request
+        else:
+            others[place] = request
+    return done, others
 
-    A new outcome or status gets the next number.
+
+def pack_rows(rows: bytearray, requests: dict[int, Request], codes: dict[str, int], reasons: dict[int, str]) -> None:
+    """Write requests as rows at their places, and why they did not finish.
+
+    `codes`: numbers of outcomes, and of statuses of requests without one. A new outcome or status gets the next number.
     """
     pack_into, size, nan = ROW.pack_into, ROW.size, math.nan
     finished = codes.setdefault("finished", len(codes))
-    for place, r in zip(places, requests):
+    for place, r in requests.items():
         outcome = r.outcome
         pack_into(
             rows, size * place, r.sent, r.arrival, r.visible_at, nan if r.scheduled is None else r.scheduled,
@@ -43,6 +55,8 @@ def pack_rows(rows: bytearray, requests: Sequence[Request], places: Iterable[int
             r.state_since, r.written, r.preemptions, r.cached_tokens, r.generated, r.drafted, r.accepted,
             finished if outcome == "finished" else codes.setdefault(outcome or r.status, len(codes)),
         )  # fmt: skip
+        if r.reason is not None:
+            reasons[place] = r.reason
 
 
 def restore(request: Request, row: Sequence[Any], codes: Sequence[str]) -> None:
@@ -61,10 +75,13 @@ def restore(request: Request, row: Sequence[Any], codes: Sequence[str]) -> None:
         request.status, request.outcome = "done", codes[code]
 
 
-def number_requests(requests: Sequence[Request], first: int) -> None:
-    """Set the serials of requests in order."""
-    for serial, request in enumerate(requests, first):
-        request.serial = serial
+def number_requests(new: list[Request], first: int, requests: dict[int, Request]) -> None:
+    """Set the serials of new requests in order, and add them to the requests by place."""
+    place = first
+    for request in new:
+        request.serial = place
+        requests[place] = request
+        place += 1
 
 
 def mark_client_timeouts(requests: Sequence[Request], after: float) -> None:

@@ -60,7 +60,9 @@ def plain(values: Any) -> Any:
 def _times(values: Array) -> list[Any]:
     """Return numbers, with None for NaN."""
     numbers: list[Any] = values.tolist()
-    return [None if value != value else value for value in numbers] if np.isnan(values).any() else numbers
+    for row in np.flatnonzero(np.isnan(values)).tolist():
+        numbers[row] = None
+    return numbers
 
 
 def seconds_in_states(table: RunRequests, part: slice = slice(None)) -> tuple[Array, Array, Array, Array, Array, Array]:

@@ -33,6 +33,7 @@ from .packed_requests import (
     number_requests,
     pack_rows,
     restore,
+    split_done,
 )
 
 Column = npt.NDArray[Any]
@@ -90,32 +91,32 @@ class RunRequests(Sequence[Request]):
         enough = 2 * PART
         for start in range(0, len(self.asked), PART):
             if len(self._in_flight) >= enough:
-                self._store({place: each for place, each in self._in_flight.items() if each.status == "done"})
+                self._store_done()
                 enough = 2 * (len(self._in_flight) + PART)  # a long queue is not searched for every part
             part = copy_requests(self.asked[start : start + PART])
-            number_requests(part, start)
-            self._in_flight.update(enumerate(part, start))
+            number_requests(part, start, self._in_flight)
             yield part
+
+    def _store_done(self) -> None:
+        done, self._in_flight = split_done(self._in_flight)
+        self._store(done)
 
     def finish(self) -> None:
         """Store the last requests, at the end of the run."""
         for _ in self._parts:  # requests that a stuck engine has not read
             pass
         self._store(self._in_flight)
-        self._parts, self._answers, self.watched = iter(()), {}, None
+        self._in_flight, self._parts, self._answers, self.watched = {}, iter(()), {}, None
 
-    def _store(self, requests: Mapping[int, Request]) -> None:
+    def _store(self, requests: dict[int, Request]) -> None:
         if self.watched is not None:
             self._watch(self.watched, requests)
-        objects = list(requests.values())
-        for request in objects if self._answers else ():
+        for request in requests.values() if self._answers else ():
             if request.id in self._answers:
                 join_answers(request, self._answers[request.id])
         if self._timeout is not None:
-            mark_client_timeouts(objects, self._timeout)
-        pack_rows(self._rows, objects, requests, self._codes)
-        self._reasons.update({place: each.reason for place, each in requests.items() if each.reason is not None})
-        self._in_flight = {place: each for place, each in self._in_flight.items() if place not in requests}
+            mark_client_timeouts(list(requests.values()), self._timeout)
+        pack_rows(self._rows, requests, self._codes, self._reasons)
 
     def _watch(self, server: Server, requests: Mapping[int, Request]) -> None:
         """Find what the policy has changed of requests, or of their answers."""
@@ -161,5 +162,6 @@ class RunRequests(Sequence[Request]):
 
     def outcomes(self, part: slice = slice(None)) -> list[Optional[str]]:
         """Return the outcomes of the requests."""
-        names = [None if name in STATUSES else name for name in self._codes]
-        return [names[code] for code in self.column("outcome")[part].tolist()]
+        names = np.array([None if name in STATUSES else name for name in self._codes], dtype=object)
+        outcomes: list[Optional[str]] = names[self.column("outcome")[part]].tolist()
+        return outcomes
