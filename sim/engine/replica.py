@@ -100,6 +100,7 @@ class Replica:
             self.wait(time)
             if inbox.stops_at_ends and inbox.timeout is not None:
                 loop.admitted = loop.admit(time)  # clients that have given up send their next requests first
+                self.wakes_at = time  # the decision that sees them
                 if len(ended) > ends:
                     continue
             self._step()
