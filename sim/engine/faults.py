@@ -263,8 +263,7 @@ class ChangingFleet(Fleet):
         """Tell the router that a request has left the replica that it has chosen."""
         sent = self._asked.pop(request.id, None)
         if sent is not None:
-            router, memory = self._router_of(sent[1])
-            router.ended(memory, sent[0], sent[1])
+            self._tell_end(*sent)
             self._without_token.pop(request.id, None)
 
     def _send_again(self, request: Request, now: float) -> None:

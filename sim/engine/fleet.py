@@ -64,6 +64,7 @@ class Fleet(Servers):
         if transfers is not None:
             self.present = [number for number in self.present if number not in self.decode_replicas]
             transfers.choose, transfers.deliver, transfers.wake = self._route, self._deliver, self._wake
+            transfers.catch_up = self._run_held
         # what a replica does may come to another one: a request that follows another one, or KV
         self._is_coupled = bool(self.arrivals.followers) or transfers is not None or changes
         self._is_static = not self._is_coupled and not router.learns  # no choice depends on what the replicas do
@@ -86,8 +87,10 @@ class Fleet(Servers):
 
     def _attach(self, loop: Loop) -> None:
         """Let a loop tell the router what it does, and expect requests at any time."""
-        loop.inbox.ended = self._ended
-        loop.inbox.stops_at_ends = bool(self.arrivals.followers) or loop.server.kept is not None
+        inbox = loop.inbox
+        inbox.ended = self._ended
+        inbox.stops_at_ends = bool(self.arrivals.followers) or loop.server.kept is not None
+        inbox.tells_timeouts = inbox.stops_at_ends and inbox.timeout is not None and len(self.replicas) > 1
         loop.fast_path, loop.holds, loop.pauses = False, True, True
 
     def run(self) -> float:
@@ -223,9 +226,8 @@ class Fleet(Servers):
         view.now = max(request.sent, self._env.now) if self._is_coupled else request.sent
         self._cached.set_request(request)
         if router.reads_caches:
-            for number, replica in enumerate(self.replicas):
-                replica.run_held(view.now)
-                self._wake(number)
+            for number in range(len(self.replicas)):
+                self._run_held(number)
         number = router.route(asked, view, self._random)
         if number == REFUSED:
             raise BadInput(f"cluster.router: it refuses request {request.id}; a fleet cannot simulate this")
@@ -239,9 +241,18 @@ class Fleet(Servers):
                 self._without_token[request.id] = request
         return number
 
+    def _run_held(self, number: int) -> None:
+        """Run the held steps of a replica up to the choice that is made now, because it depends on its cache."""
+        self.replicas[number].run_held(self._view.now)
+        self._wake(number)
+
+    def _tell_end(self, asked: Asked, number: int) -> None:
+        router, memory = self._router_of(number)
+        router.ended(memory, asked, number)
+
     def _router_of(self, number: int) -> tuple[Router, Any]:
         """Return the router that sends to a replica, and its memory."""
-        if number in self.decode_replicas:
+        if self.decode_replicas and number in self.decode_replicas:
             return self.decode_router, self.decode_memory
         return self.router, self.memory
 
@@ -272,8 +283,7 @@ class Fleet(Servers):
             sent = self._asked.pop(request.id, None)
             if sent is None:  # its prefill failed, so it was not sent to a decode replica
                 continue
-            router, memory = self._router_of(sent[1])
-            router.ended(memory, sent[0], sent[1])
+            self._tell_end(*sent)
             if self._without_token:
                 self._without_token.pop(request.id, None)
 
@@ -283,7 +293,7 @@ class Fleet(Servers):
             replica.run_held(now, True)
         ending = [0] * len(self.replicas)
         for _, request in self._ended:
-            if request.id in self._asked:
+            if request.status == "done" and request.id in self._asked:
                 ending[self.replica_of[request.id]] += 1
         for number in range(len(self.replicas)):
             self._wake(number)

@@ -33,9 +33,9 @@ class Inbox:
     """Requests on their way to a server."""
 
     __slots__ = (
-        "_coming", "_direct", "_next", "_next_serial", "_open", "_passed_on", "_released", "_source", "client_delay",
-        "delayed", "end_lag", "ended", "followers", "lag", "next_arrival", "per_request", "per_token", "released_first",
-        "reports_ends", "seconds", "stops_at_ends", "timeout",
+        "_coming", "_direct", "_gone", "_next", "_next_serial", "_open", "_passed_on", "_released", "_source",
+        "client_delay", "delayed", "end_lag", "ended", "followers", "lag", "next_arrival", "per_request", "per_token",
+        "released_first", "reports_ends", "seconds", "stops_at_ends", "tells_timeouts", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +57,7 @@ class Inbox:
         self.client_delay = client_delay  # minimum time from the end of an answer to the next request
         self.timeout = timeout
         self._open: list[tuple[float, int, Request]] = []  # heap of submitted requests by their time-out
+        self._gone: set[Request] = set()  # of these, those whose time-outs the router knows
         self.followers: dict[Any, list[Request]] = defaultdict(list)  # by the id of the request that they follow
         # in order of arrival, with their serials; none follows another one
         self._source: Optional[Iterator[Request]] = requests if isinstance(requests, Iterator) else None
@@ -78,6 +79,7 @@ class Inbox:
         self.reports_ends = bool(self.followers)
         self.ended: Optional[list[tuple[float, Request]]] = None  # in a fleet: when requests ended, for the router
         self.stops_at_ends = False  # in a fleet: an end here may bring a request at the router
+        self.tells_timeouts = False  # in a fleet: so does a client that gives up, maybe to another server
         self.delayed: deque[tuple[int, Request]] = deque()  # (ended calls at which it becomes visible, request)
         self.next_arrival = self._arrival(0)
 
@@ -199,6 +201,14 @@ class Inbox:
         while self._open and self._open[0][2].status == "done":
             heappop(self._open)
         return self._open[0][0] if self._open else math.inf
+
+    def report_timeouts(self, now: float) -> None:
+        """Tell the router which clients have given up. The engine aborts their requests at its next decision."""
+        if self.next_timeout() <= now:
+            for time, _, request in self._open:
+                if time <= now and request.status != "done" and request not in self._gone:
+                    self._gone.add(request)
+                    self.end(request, time)
 
     def pop_timed_out(self, now: float) -> list[Request]:
         """Return the requests whose clients have given up, in this order."""

@@ -100,6 +100,7 @@ class Replica:
             self.wait(time)
             if inbox.stops_at_ends and inbox.timeout is not None:
                 loop.admitted = loop.admit(time)  # clients that have given up send their next requests first
+                self.wakes_at = time  # the decision that sees them
                 if len(ended) > ends:
                     continue
             self._step()
@@ -108,7 +109,7 @@ class Replica:
         loop = self.loop
         loop.run_held(held)
         self.wakes_at = loop.now
-        self._set_bound()
+        self._go_on()
 
     def _run_known(self, horizon: float) -> float:
         """Run a replica that knows its requests before a time. A held plan that reaches it waits there."""
@@ -129,12 +130,16 @@ class Replica:
         loop.sleeps = False
         next_event = loop.step()
         self.wakes_at = loop.now if next_event is None else next_event
-        self._set_bound()
+        self._go_on()
 
-    def _set_bound(self) -> None:
-        held, fast_forward = self.loop.held, self.loop.fast_forward
+    def _go_on(self) -> None:
+        """After a step: report clients that give up before the next decision, and set the bound of held steps."""
+        inbox, held, fast_forward = self.loop.inbox, self.loop.held, self.loop.fast_forward
         if held is not None and fast_forward is not None:
             self._bound = fast_forward.earliest_end(held)
+        if inbox.tells_timeouts:
+            inbox.report_timeouts(self.loop.now)
+            self._bound = min(self._bound, inbox.next_timeout())
 
     @property
     def next_event(self) -> float:

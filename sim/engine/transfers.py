@@ -39,10 +39,12 @@ class Transfers:
         self._attempts: dict[Any, int] = {}  # of requests that were sent again
         self._ports: dict[int, Port] = {}  # by number of the replica
         self._free_at: dict[tuple[int, int], float] = {}  # when a link has carried its copies
-        # set by the fleet: choose a replica (for a decode?) for a request of a client, send it to one, wake one
+        # set by the fleet: choose a replica (for a decode?) for a request of a client, send it to one, wake one,
+        # run its held steps
         self.choose: Callable[[bool, Request, Request], int] = no_fleet
         self.deliver: Callable[[int, Request], object] = no_fleet
         self.wake: Callable[[int], object] = no_fleet
+        self.catch_up: Callable[[int], object] = no_fleet
 
     def make_port(self, number: int, server: Server, inbox: Inbox, prefills: bool) -> Port:
         """Return the port of a replica, which may start again."""
@@ -72,6 +74,7 @@ class Transfers:
             decode = self.choose(True, request, request)
             if decode < 0:
                 return
+            self.catch_up(decode)
             cached = self._ports[decode].cached_tokens(request)
             if not goes_apart(request.prompt, cached, settings.min_uncached_tokens):
                 self.deliver(decode, request)

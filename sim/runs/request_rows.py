@@ -74,6 +74,7 @@ def seconds_in_states(table: RunRequests, part: slice = slice(None)) -> tuple[Ar
     )  # fmt: skip
     unfinished = np.isnan(finish)
     last, end = np.where(unfinished, since, finish), np.where(unfinished, start, finish)
+    start = np.minimum(start, last)  # a client may give up before a server sees its request
     stalled = last - start - queued - prefilling - decoding - swapped  # in the batch, but not part of the step
     front_end = start - sent
     # otherwise the client has given up, and the server went on

@@ -106,6 +106,26 @@ def test_a_client_that_gives_up_sends_its_next_request_as_without_a_cluster(
     assert [request.outcome for request in run.requests] == [request.outcome for request in alone.requests]
 
 
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: "-".join(map(str, policy.values())))
+def test_other_replicas_get_the_next_request_of_a_client_that_gives_up_in_time(policy: dict[str, Any]) -> None:
+    """The client gives up during a step. Its next request is there before the step ends."""
+    for seed in range(4):
+        settings = tree(policy, {"replicas": 3})
+        settings["engine"]["client_timeout"] = 0.5
+        trace = make_trace(seed, 60, 60.0, follow=0.6)
+        fast, slow = (simulate(scenario_from(settings), trace, fast_forward=on) for on in (True, False))
+        assert times(fast) == times(slow)
+        assert fast.replicas is not None
+        sent = [
+            ClientRequest(r.id, r.sent, r.prompt, r.output, session=r.session, content=r.content)
+            for r in sorted(fast.requests, key=lambda r: (r.sent, r.follows is not None))
+        ]
+        known = simulate(scenario_from(settings), Trace(sent, "made", "synth"))  # all of them from the beginning
+        assert {key: value[4:7] for key, value in times(known).items()} == {
+            key: value[4:7] for key, value in times(fast).items()
+        }
+
+
 @pytest.mark.parametrize("follow", [0.0, 0.4], ids=["open", "followers"])
 @pytest.mark.parametrize("router", ["round-robin", "least-requests", "vllm-dp", "llm-d-precise"])
 def test_ranks_behind_a_router_take_the_steps_of_ranks_that_have_their_requests(router: str, follow: float) -> None:
