@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import options
-from .notes import print_json
+from .notes import print_json, print_warning
 
 
 def register(commands: Any) -> None:
@@ -71,8 +71,10 @@ def run_plot(args: argparse.Namespace) -> int:
     from servesim.report.figures import plot
     from servesim.study.result import load_result
 
-    for path in plot(load_result(args.folder), Path(args.output or Path(args.folder) / "plots"), args.format):
-        print(path)
+    paths = plot(load_result(args.folder), Path(args.output or Path(args.folder) / "plots"), args.format)
+    print(*paths, sep="\n", end="\n" * bool(paths))
+    if not paths:
+        print_warning(f"{args.folder}: no chart: no two configurations that can win have different metrics")
     return 0
 
 

@@ -53,7 +53,7 @@ def export_scenario(scenario: Scenario, target: str, model: str = MODEL) -> Expo
     return exported
 
 
-def export_text(tree: Tree, target: str, model: str = MODEL, source: str = "a scenario") -> str:
+def export_text(tree: Tree, target: str, model: str, source: str) -> str:
     """Return the command or the configuration file of a server as text; `source` names where it comes from."""
     if target not in TARGETS:
         raise BadInput(f"server {target!r}: expected one of {', '.join(TARGETS)}")

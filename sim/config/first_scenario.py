@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Any
 
 from servesim.core import Policy
 from servesim.core.fields import policy_fields
@@ -64,7 +64,7 @@ slo:
 """
 
 
-def first_scenario(name: str, names: Optional[Mapping[str, Any]] = None) -> str:
+def first_scenario(name: str, names: Mapping[str, Any]) -> str:
     """Return a scenario file with the settings of a preset, and the profile of `names`: model, device ..."""
     settings = preset(name)
     contest = settings["policy"]["name"] == "llm-serving"

@@ -107,11 +107,6 @@ def resolve_settings(settings: Any, folder: Path) -> Any:
         return [resolve_settings(grid, folder) for grid in settings]
     if not isinstance(settings, Mapping):
         return settings
-    return {key: resolve_value(str(key), value, folder) for key, value in settings.items()}
-
-
-def resolve_value(key: str, value: Any, folder: Path) -> Any:
-    """Return the value of a setting, or its list of values, with the paths in it."""
-    if isinstance(value, Mapping) and "choice" in value:
-        return {**value, "choice": resolve_value(key, value["choice"], folder)}
-    return change_paths(value, lambda path: find_beside(path, folder), key)
+    return {
+        key: change_paths(value, lambda path: find_beside(path, folder), str(key)) for key, value in settings.items()
+    }

@@ -6,7 +6,7 @@ The limits also keep computations finite: a sum or product of accepted numbers i
 from __future__ import annotations
 
 from numbers import Integral, Real
-from typing import Any, Final
+from typing import Any, Final, Optional
 
 from .errors import BadInput
 
@@ -54,6 +54,12 @@ def check_fraction(value: Any, name: str, minimum: float = 0.0) -> None:
     if not is_number(value, minimum, 1) or value in (0, 1):
         least = f", at least {minimum:g}" if minimum else ""
         raise BadInput(f"{name}: expected a fraction between 0 and 1{least}, got {show_number(value)}")
+
+
+def draw_count(value: Any) -> Optional[int]:
+    """Return a number of draws of the cost model; true is the default one, false is 0. None: the value is wrong."""
+    count = DEFAULT_DRAWS if value is True else 0 if value is False else value
+    return int(count) if is_number(count, 0, MAX_DRAWS) and count % 1 == 0 and count != 1 else None
 
 
 def show_number(value: Any) -> str:

@@ -14,7 +14,7 @@ from servesim.report.page import finite
 from servesim.report.plots import Chart, Trace
 from servesim.report.rate_charts import CurveStyle, over_rate
 from servesim.runs.leading import leading_metrics
-from servesim.runs.metric_table import METRICS, metric_named, metric_title, unit_of
+from servesim.runs.metric_table import METRICS, metric_named, metric_title, metrics_in, title_inside, unit_of
 from servesim.runs.notes import Note, note, sentence
 from servesim.runs.request_rate import rate_key_value
 from servesim.statistics.constraints import Bound, describe_bounds
@@ -32,11 +32,7 @@ CURRENT, BASELINE = "current", "baseline"
 NAMES = (CURRENT, BASELINE, *(f"variant {number}" for number in range(1, 1 + MAX_VARIANTS)))
 COLOURS = ("front", "baseline", "winner", "swapped", "queued", "stalled")  # one per name
 RATE_FACTORS = (0.25, 0.5, 0.75, 1.25, 1.5, 2.0)  # times the request rate, which has run before
-TABLE = (
-    "makespan", "output_throughput", "request_throughput", "request_goodput", "mean_ttft_ms", "p99_ttft_ms",
-    "mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms", "p99_e2el_ms", "failed", "preemptions", "peak_kv_usage",
-    "prefix_hit_rate", "busy_imbalance", "request_imbalance",
-)  # fmt: skip
+TABLE = (*metrics_in("summary"), "request_imbalance")
 TIMES = (
     ("waiting", "Waiting requests", "requests"),
     ("running", "Running requests", "requests"),
@@ -132,7 +128,7 @@ def metric_texts(done: Sequence[Shown], metric: str, replications: Optional[int]
 
 def with_titles(text: str) -> str:
     """Return a sentence with the titles of its metrics instead of their keys."""
-    return METRIC.sub(lambda match: metric_title(match[0]), text)
+    return METRIC.sub(lambda match: (title_inside if match.start() else metric_title)(match[0]), text)
 
 
 def limit_tile(done: Sequence[Shown]) -> dict[str, Any]:
@@ -196,7 +192,7 @@ def verdict_json(shown: Sequence[Shown], metric: str, bounds: Sequence[Bound]) -
     limits = f"Constraints{means}: {'; '.join(misses) or 'all met'}." if bounds or misses else ""
     if len(shown) < 2:
         return {**message, "limits": limits}
-    a, b = (from_records(item.scenario, item.name, item.runs) for item in (shown[1], current))
+    a, b = (from_records(item.name, item.scenario.model_dump(mode="json"), item.runs) for item in (shown[1], current))
     chosen = [parse_objective(metric, "metric")] if metric else []
     differences = compare(a, b, list(dict.fromkeys([*chosen, *default_objectives(a, b)])), CONFIDENCE)
     size, text = max(row.change.n for row in differences), summarise(differences, CURRENT)

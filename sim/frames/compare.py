@@ -10,8 +10,8 @@ from typing import Any, Union
 
 import pandas as pd
 from servesim.core import BadInput
-from servesim.report.compare_page import write_compare_report
-from servesim.report.figures import plot_changes, styled_axes
+from servesim.report.compare_page import change_chart, write_compare_report
+from servesim.report.figures import draw, styled_axes
 from servesim.report.trust import policy_note
 from servesim.statistics.objective import parse_objective
 from servesim.study.columns import frame_row, html_result, printed_cells
@@ -59,7 +59,7 @@ class CompareResult:
     def plot(self, axes: Any = None) -> Any:
         """Draw the relative change of each metric; return the matplotlib axes."""
         with styled_axes(axes, (6.4, 0.4 * len(self.differences) + 1.2)) as axes:
-            plot_changes(axes, self.differences)
+            draw(axes, change_chart(self.differences))
         return axes
 
     def report(self, path: Union[str, Path]) -> None:

@@ -14,7 +14,7 @@ from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Policy, Sampling
 from servesim.core import field_values as fields_of
 from servesim.core.content import Content
-from servesim.core.limits import DEFAULT_DRAWS, MAX_DRAWS
+from servesim.core.limits import MAX_DRAWS, draw_count
 from servesim.study.compared_runs import ComparedRuns, from_folder
 from servesim.study.sweep_file import Source, mapping_of
 from servesim.traces.trace import Columns, Trace, build_trace
@@ -51,8 +51,8 @@ def merge_scenario(
 
 def check_draws(intervals: Union[bool, int]) -> int:
     """Return the number of random cost models, 0 without intervals."""
-    draws = DEFAULT_DRAWS if intervals is True else int(intervals)
-    if draws and not 2 <= draws <= MAX_DRAWS:
+    draws = draw_count(intervals)
+    if draws is None:
         raise BadInput(f"intervals: expected true or a number of draws from 2 to {MAX_DRAWS}, got {intervals}")
     return draws
 

@@ -16,11 +16,12 @@ from servesim.config.export import export_text
 from servesim.config.layers import Tree
 from servesim.config.user_code import allow_code
 from servesim.core import BadInput
-from servesim.report.figures import plot_knob, plot_rates, plot_trade_off, styled_axes
-from servesim.report.knobs import Knob, knob_curve
+from servesim.report.figures import draw, styled_axes
+from servesim.report.knobs import Knob, knob_charts, knob_curve
+from servesim.report.rate_charts import over_rate, styled
 from servesim.report.recorded_runs import compared_rows
 from servesim.report.sweep_page import write_report
-from servesim.report.trade_offs import measured_rows
+from servesim.report.trade_offs import trade_off
 from servesim.report.trust import policy_note
 from servesim.runs.request_rate import format_rate
 from servesim.statistics.number_format import format_metric
@@ -222,17 +223,17 @@ class SweepResult(StudyResult[Summary]):
         if not curve.best:
             raise BadInput(f"parameter {knob}: no configuration can win, so there is no curve")
         with styled_axes(axes) as axes:
-            plot_knob(axes, curve)
+            draw(axes, knob_charts([curve])[0])
             axes.legend()
         return axes
 
     def plot_trade_off(self, x: str, y: str, axes: Any = None) -> Any:
         """Draw all configurations by two metrics, with their Pareto front; return the matplotlib axes."""
-        both = [parse_objective(name) for name in (x, y)]
-        if not measured_rows(self.summary, *both):
+        chart = trade_off(self.summary, parse_objective(x), parse_objective(y), "trade-off")
+        if chart is None:
             raise BadInput(f"{x}, {y}: expected metrics that differ between the configurations")
         with styled_axes(axes) as axes:
-            plot_trade_off(axes, self.summary, *both)
+            draw(axes, chart)
             axes.legend()
         return axes
 
@@ -315,7 +316,7 @@ class RateSweepResult(StudyResult[RateSummary]):
             raise BadInput(f"metric {chosen!r}: expected a metric of the curves: {', '.join(map(str, self.curves))}")
         shown = top_rows(self.summary.curves, self.summary.baseline, top)
         with styled_axes(axes) as axes:
-            plot_rates(axes, shown, chosen, self.summary.experiment.subject_to)
+            draw(axes, over_rate(styled(shown), chosen, self.summary.experiment.subject_to, "rates"))
             axes.legend()
         return axes
 

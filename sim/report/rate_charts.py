@@ -29,35 +29,35 @@ class CurveStyle(NamedTuple):
 Drawn = Sequence[tuple[Curve, CurveStyle]]
 
 
-def drawn_curves(result: RateSummary) -> list[Curve]:
-    """Return the curves of all configurations; winner and baseline come first, because long lists are cut."""
-    return sorted(result.curves, key=lambda curve: not curve.role)
+def drawn_curves(result: RateSummary) -> Drawn:
+    """Return the curves of all configurations with their styles; winner and baseline first: long lists are cut."""
+    return styled(sorted(result.curves, key=lambda curve: not curve.role))
 
 
-def rate_charts(curves: Sequence[Curve], bounds: Sequence[Bound], objectives: Sequence[str] = ()) -> list[Chart]:
+def rate_charts(result: RateSummary) -> list[Chart]:
     """Return one chart per metric over the rate, and latency against throughput."""
-    metrics = chart_metrics(curves, bounds, objectives)
-    shown = list(zip(curves, curve_styles(curves)))[:MAX_CURVES]
-    shown.sort(key=lambda item: bool(item[0].role))  # winner and baseline last: on top of the others
-    charts = [over_rate(shown, metric, bounds, f"rate-{number}") for number, metric in enumerate(metrics)]
+    bounds, metrics = result.experiment.subject_to, chart_metrics(result)
+    curves = drawn_curves(result)[:MAX_CURVES][::-1]  # winner and baseline last: on top of the others
+    charts = [over_rate(curves, metric, bounds, f"rate-{number}") for number, metric in enumerate(metrics)]
     latency = next((metric for metric in metrics if metric.endswith("_ms")), None)
     if latency is not None and "output_throughput" in metrics:
-        charts.append(latency_throughput(shown, latency, bounds))
+        charts.append(latency_throughput(curves, latency, bounds))
     return charts
 
 
-def chart_metrics(curves: Sequence[Curve], bounds: Sequence[Bound], objectives: Sequence[str]) -> list[str]:
+def chart_metrics(result: RateSummary) -> list[str]:
     """Return the metrics to draw: constraints, objectives, and the usual ones of a latency that is not drawn yet."""
-    chosen = list(dict.fromkeys([*(bound.metric for bound in bounds), *objectives]))
+    bounds, objectives = result.experiment.subject_to, result.experiment.objectives
+    chosen = list(dict.fromkeys([*(bound.metric for bound in bounds), *(goal.metric for goal in objectives)]))
     for metric in USUAL_METRICS:
         kind = metric.removesuffix("_ms").rpartition("_")[2]
         if not any(kind in name for name in chosen):
             chosen.append(metric)
-    return [metric for metric in chosen if any(curve.values(metric) for curve in curves)]
+    return [metric for metric in chosen if any(curve.values(metric) for curve in result.curves)]
 
 
-def curve_styles(curves: Sequence[Curve]) -> list[CurveStyle]:
-    """Return the style of each curve: winner and baseline have their colours, many others are grey.
+def styled(curves: Sequence[Curve]) -> Drawn:
+    """Return each curve with its style: winner and baseline have their colours, many others are grey.
 
     A few others have different colours; when the colours are used up, they repeat as dashed lines.
     """
@@ -66,15 +66,14 @@ def curve_styles(curves: Sequence[Curve]) -> list[CurveStyle]:
     styles = {curve: CurveStyle("@point") for curve in others}
     if len(others) <= MAX_NAMED:
         styles = {curve: CurveStyle(free[k % len(free)], k >= len(free)) for k, curve in enumerate(others)}
-    return [CurveStyle(f"@{curve.role}") if curve.role else styles[id(curve)] for curve in curves]
+    return [(curve, CurveStyle(f"@{curve.role}") if curve.role else styles[id(curve)]) for curve in curves]
 
 
-def curve_key(curves: Sequence[Curve]) -> list[tuple[str, str, str]]:
+def curve_key(curves: Drawn) -> list[tuple[str, str, str]]:
     """Return the legend of the charts: CSS colour and line style, and the name of a curve."""
     entries = {}
-    for curve, style in zip(curves, curve_styles(curves)):
-        name = f"{curve.role}: {curve.label}" if curve.role else curve.label
-        entries[name if style.colour != "@point" else "other configurations"] = style
+    for curve, style in curves:
+        entries[curve.title if style.colour != "@point" else "other configurations"] = style
     return [(style.colour[1:], "dashed" if style.dashed else "solid", name) for name, style in entries.items()]
 
 
@@ -138,6 +137,6 @@ def curve_trace(
         hover.append(f"{name}<br>{format_rate(point.rate)}<br>{title}: {format_number(value)}{problem}")
     symbols = ["circle-open" if point.problem else "circle" for point, _ in pairs]
     size, rows = 8 if curve.role else 6, [[curve.config]] * len(places)
-    trace = points(plain(curve.label), places, hover, style.colour, size=size, rows=rows)
+    trace = points(plain(curve.title), places, hover, style.colour, size=size, rows=rows)
     line = {"color": style.colour, "width": 2.5 if curve.role else 1.4, "dash": "dash" if style.dashed else "solid"}
     return {**trace, "mode": "lines+markers", "line": line, "marker": {**trace["marker"], "symbol": symbols}}

@@ -156,14 +156,13 @@ def write_rate_report(result: RateSummary, path: Path) -> None:
     summary = result.by_rate[shown]
     roles = roles_at_rate(result, shown)
     runs = record_runs(summary, roles)
-    objectives = [objective.metric for objective in experiment.objectives]
-    curves, kind = drawn_curves(result), "Capacity" if result.is_single else "Sweep over rates"
+    kind = "Capacity" if result.is_single else "Sweep over rates"
     write_page(
         path, "rates.html", title=f"{kind}: {experiment.name}", about=sentence(notes[0]),
         trust=sweep_facts(experiment, (row.config for row in roles.values())),
         result=capacity_card(result, runs, notes[1:]),
-        shown=format_rate(shown), key=curve_key(curves), rates=rate_table(result),
-        curves=rate_charts(curves, experiment.subject_to, objectives), **charts_of_runs(summary, runs),
+        shown=format_rate(shown), key=curve_key(drawn_curves(result)), rates=rate_table(result),
+        curves=rate_charts(result), **charts_of_runs(summary, runs),
         table=None if result.is_single else capacities(result),
         metric=result.main_metric, bounds=describe_bounds(experiment.subject_to),
         cut=MAX_TABLE_ROWS if len(result.curves) > MAX_TABLE_ROWS else 0,

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any, Literal, Optional
 
-from servesim.files.terminal import PLAIN, Screen, align_columns
+from servesim.files.terminal import Screen, align_columns
 from servesim.files.write import open_text, write_rows
 from servesim.runs.metric_table import Unit, format_quantity, metric_title, short_metric, unit_of
 from servesim.statistics.intervals import Interval
 
 Medium = Literal["data", "terminal", "page"]  # data: CSV, JSON and frames
 EVERYWHERE: tuple[Medium, ...] = ("data", "terminal", "page")
-NO_MEANINGS: Mapping[int, str] = {}
 
 
 @dataclass(frozen=True)
@@ -79,10 +78,11 @@ def printed_cells(columns: Sequence[Column], rows: Sequence[Any]) -> list[list[s
 
 
 def table_lines(
-    columns: Sequence[Column], rows: Sequence[Any], screen: Screen = PLAIN, meanings: Mapping[int, str] = NO_MEANINGS
+    columns: Sequence[Column], rows: Sequence[Any], screen: Screen, meaning: Callable[[Any], str] = lambda row: ""
 ) -> list[str]:
-    """Return the lines of a printed table; `meanings` of lines select their colours."""
+    """Return the lines of a printed table; the `meaning` of a row selects its colour."""
     wrapped = [column.head for column in columns if column.wrap]  # first on a narrow terminal
+    meanings = {number: meaning(row) for number, row in enumerate(rows, 1)}
     return align_columns(printed_cells(columns, rows), screen, wrapped, meanings)
 
 

@@ -12,7 +12,7 @@ from servesim.runs.leading import leading_metrics
 from servesim.runs.metric_table import Unit, format_quantity, metrics_in, short_metric, unit_of
 from servesim.statistics.intervals import Interval, with_draws
 from servesim.statistics.objective import Objective, parse_objective
-from servesim.statistics.two_samples import RelativeChange, TwoSamples, relative_change
+from servesim.statistics.two_samples import RUN, RelativeChange, TwoSamples, relative_change
 
 from .columns import EVERYWHERE, Column, Medium, json_row
 from .compared_runs import ComparedRuns, paired_draws, two_samples
@@ -66,7 +66,8 @@ class Difference:
     def describe(self, b: str = "B") -> str:
         """Return the outcome with the size of the change and its interval; `b` is the name of B."""
         mean, low, high = self.relative
-        limits = "one run each" if self.values.paired else "one run each, with other requests"
+        each = "one run each" if self.values.units == (RUN, RUN) else "a single run"
+        limits = "one run each" if self.values.paired else f"{each}, with other requests"
         if low is not None and high is not None:
             limits = f"interval {100 * low:+.2f} to {100 * high:+.2f} %"
         if self.draws:

@@ -11,12 +11,11 @@ import math
 import statistics
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Optional, Union
 
 from servesim.config.layers import Tree, read_scenario_file
-from servesim.config.scenario import Scenario, scenario_from
+from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
 from servesim.runs.metric_table import METRICS, PERCENTILES, percentile_metrics
 from servesim.runs.request_rate import format_rate
@@ -24,11 +23,11 @@ from servesim.runs.run_folder import RESULT, latencies_of, read_run
 from servesim.statistics.intervals import Interval, interval
 from servesim.statistics.two_samples import BATCHES, RUN, TwoSamples
 
-from .executor import Executor, run_startable
+from .executor import Executor, run_all
 from .experiment import planned_draws
 from .experiment_file import EXPERIMENT_FILE
 from .ranking import Row, Summary, draw_effects
-from .single_run import Record, Task, context_json, replication_seed
+from .single_run import Record, Task, context_json
 from .sweep import load_summary
 
 BATCH_COUNT = 20  # of consecutive arrivals: enough for an interval
@@ -169,28 +168,22 @@ def from_scenario(
     count = replications if scenario.varies else 1
     tasks = [Task(0, replication, {}) for replication in range(count)]
     tasks += [Task(0, replication, {}, draw=draw) for replication, draw in planned_draws(draws, count)]
-    context = context_json(tree, percentiles=percentiles)
-    records = sorted(run_startable(executor, context, tasks), key=itemgetter(0))
-    for _, record in records:
-        if "error" in record:
-            raise BadInput(f"{name}: {record['error']}")
-    fitted, drawn = [record for _, record in records[:count]], [record for _, record in records[count:]]
-    return from_records(scenario, name, fitted, drawn)
+    records = run_all(executor, context_json(tree, percentiles=percentiles), tasks)
+    if failed := [record["error"] for record in records if "error" in record]:
+        raise BadInput(f"{name}: {failed[0]}")
+    return from_records(name, scenario.model_dump(mode="json"), records[:count], records[count:], True)
 
 
 def from_records(
-    scenario: Scenario, name: str, records: Sequence[Record], draws: Sequence[Record] = ()
+    name: str, scenario: Tree, records: Sequence[Record], draws: Sequence[Record] = (), simulated: bool = False
 ) -> ComparedRuns:
-    """Return the replications of a scenario, which have just run."""
-    started = [record for record in records if "metrics" in record]
-    runs: MetricsByPair = {replication_seed(scenario.seed, run["replication"]): run["metrics"] for run in started}
-    runs = dict(sorted(runs.items(), key=str))
-    known = scenario.model_dump(mode="json")
-    return ComparedRuns(name, runs, draws=draws, records=records, scenario=known, simulated=True)
+    """Return the replications of a scenario, or of a configuration of a sweep."""
+    runs: MetricsByPair = {run.get("seed"): run["metrics"] for run in records if "metrics" in run}
+    return ComparedRuns(name, runs, draws=draws, records=records, scenario=scenario, simulated=simulated)
 
 
 def from_sweep(
-    folder: Path, config: Optional[int], rate: Optional[float] = None, percentiles: Sequence[float] = ()
+    folder: Path, config: Optional[int], rate: Optional[float], percentiles: Sequence[float]
 ) -> ComparedRuns:
     """Return the runs of a configuration of a sweep; without a number, of its winner."""
     for name in percentile_metrics(percentiles):
@@ -209,11 +202,10 @@ def from_sweep(
 def from_row(summary: Summary, row: Row, name: str) -> ComparedRuns:
     """Return the runs of a configuration of a sweep."""
     scenario = {"profile": summary.experiment.profile, **summary.experiment.tree(row.config)}
-    runs: MetricsByPair = {run.get("seed"): run["metrics"] for run in row.runs if "metrics" in run}
-    return ComparedRuns(name, runs, draws=row.draws, records=row.runs, scenario=scenario)
+    return from_records(name, scenario, row.runs, row.draws)
 
 
-def from_run(folder: Path, percentiles: Sequence[float] = ()) -> ComparedRuns:
+def from_run(folder: Path, percentiles: Sequence[float]) -> ComparedRuns:
     """Return a run that `sim run -o` or `sim replay -o` wrote."""
     if not (folder / RESULT).is_file():
         raise BadInput(f"{folder}: expected a folder of `sim run -o` or `sim sweep`; it has no {RESULT}")

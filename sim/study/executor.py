@@ -45,6 +45,25 @@ class Executor(Protocol):
         """End the workers."""
 
 
+def run_all(executor: Executor, context: str, tasks: Sequence[Task]) -> list[Record]:
+    """Return the records of tasks, in the order of the tasks."""
+    return [record for records in run_in_order(executor, context, tasks) for record in records]
+
+
+def run_in_order(executor: Executor, context: str, tasks: Sequence[Task]) -> Iterator[list[Record]]:
+    """Yield records in the order of their tasks, each as soon as all earlier ones have arrived."""
+    early: dict[int, Record] = {}
+    next_index = 0
+    for index, record in run_startable(executor, context, tasks):
+        early[index] = record
+        ready = []
+        while next_index in early:
+            ready.append(early.pop(next_index))
+            next_index += 1
+        if ready:
+            yield ready
+
+
 def run_startable(executor: Executor, context: str, tasks: Sequence[Task]) -> Results:
     """Run tasks. A configuration that the real engine refuses does not run: its records have only the reason."""
     runs, refused = run_context(context), {}

@@ -181,7 +181,7 @@ def format_setting(key: str, value: Any) -> str:
     return f"no {short_key(key)}" if value is None else f"{short_key(key)}={format_value(value)}"
 
 
-def config_key(base: Tree, assignment: Mapping[str, Any], where: str = "scenario") -> str:
+def config_key(base: Tree, assignment: Mapping[str, Any], where: str) -> str:
     """Return a key that is equal for equal scenarios: all settings with defaults, as JSON."""
     scenario = scenario_from(apply_assignment(base, assignment), where)
     if scenario.trace is None and scenario.workload is None:

@@ -63,9 +63,7 @@ def parse_range(spec: Mapping[str, Any], where: str) -> list[Any]:
     if ("step" in spec) == ("count" in spec):
         raise BadInput(f"{where}: expected range with either step or count")
     if "step" in spec:
-        step = parse_number(spec["step"], f"{where}.step")
-        if step <= 0:
-            raise BadInput(f"{where}.step: expected more than 0, got {step!r}")
+        step = parse_step(spec["step"], where)
         if high - low > (MAX_CONFIGS - 1) * step:
             raise BadInput(f"{where}.step: expected at most {MAX_CONFIGS} values in the range, got step {step!r}")
         steps = math.floor((high - low) / step + 1e-9)
@@ -74,12 +72,25 @@ def parse_range(spec: Mapping[str, Any], where: str) -> list[Any]:
     if type(count) is not int or not 2 <= count <= MAX_CONFIGS:
         expected = f"a whole number of at least 2, at most {MAX_CONFIGS}"
         raise BadInput(f"{where}.count: expected {expected}, got {quote(count)}")
-    scale = spec.get("scale", "linear")
+    log = parse_scale(spec.get("scale", "linear"), low, where)
+    fractions = [k / (count - 1) for k in range(count)]
+    values = [low * (high / low) ** f if log else low + (high - low) * f for f in fractions]
+    return list(dict.fromkeys(round_value(value, whole) for value in values))
+
+
+def parse_step(value: Any, where: str) -> float:
+    """Read the distance of two values."""
+    step = parse_number(value, f"{where}.step")
+    if step <= 0:
+        raise BadInput(f"{where}.step: expected more than 0, got {step!r}")
+    return step
+
+
+def parse_scale(scale: Any, low: float, where: str) -> bool:
+    """Read a scale; return whether it is logarithmic."""
     if scale not in ("linear", "log") or (scale == "log" and low < MIN_NUMBER):
         raise BadInput(f"{where}.scale: expected linear, or log and a range above 0, got {scale!r}")
-    fractions = [k / (count - 1) for k in range(count)]
-    values = [low * (high / low) ** f if scale == "log" else low + (high - low) * f for f in fractions]
-    return list(dict.fromkeys(round_value(value, whole) for value in values))
+    return bool(scale == "log")
 
 
 def parse_bounds(value: Any, where: str) -> tuple[float, float]:

@@ -51,13 +51,6 @@ class RunLine(Stored):
         return self
 
 
-class DiskFull(OSError):
-    """The write failed. The file can be used again."""
-
-    def __init__(self, path: Path, error: OSError) -> None:
-        super().__init__(f"{path}: {error.strerror}; free disk space, then continue with --resume")
-
-
 class Journal:
     """An open journal; use it as a context manager."""
 
@@ -90,7 +83,8 @@ class Journal:
         try:
             append_to(self._file, "".join(lines).encode())
         except OSError as error:
-            raise DiskFull(self.path, error) from None
+            hint = "free disk space, then continue with --resume"
+            raise OSError(f"{self.path}: {error.strerror}; {hint}") from None
 
 
 def parse_records(text: bytes, path: Path, kind: type[Stored] = RunLine) -> Iterator[Record]:

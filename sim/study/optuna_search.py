@@ -20,12 +20,12 @@ from typing import Any, Union
 from servesim.config.layers import Tree, apply_assignment
 from servesim.core import BadInput
 from servesim.core.errors import missing_package
-from servesim.core.limits import MAX_CONFIGS, is_number
+from servesim.core.limits import MAX_CONFIGS, MIN_NUMBER, is_number
 from servesim.files.read import check_keys, quote
 from servesim.files.write import write_json
 from servesim.runs.request_rate import RATE_KEYS
 
-from .executor import Executor, run_startable
+from .executor import Executor
 from .experiment import RUNS_FILE, Experiment, planned_draws
 from .experiment_file import (
     EXPERIMENT_FILE,
@@ -37,13 +37,13 @@ from .experiment_file import (
     stored_terms,
     versions,
 )
-from .grid import Assignment, parse_bounds
+from .grid import Assignment, parse_bounds, parse_scale, parse_step
 from .journal import Journal
 from .progress import Progress
 from .ranking import Summary
-from .single_run import Record, RunKey, Task, is_repeated, record_key
+from .single_run import Record, Task, is_repeated
 from .study_keys import SearchFile, StudyFile, SweepFile
-from .sweep import in_task_order
+from .sweep import index_records, run_missing
 from .sweep_file import Source, build_experiment, load_base, read_keys
 
 FAILED_VALUE = 1e18  # of a trial that gets stuck or leaves more requests unserved than the baseline
@@ -109,8 +109,14 @@ def parse_space(spec: Any, where: str) -> Any:
         if name in spec:
             check_keys(spec, (name, "step", "scale") if name == "range" else (name,), where)
             low, high = parse_bounds(spec[name], f"{where}.{name}")
-            log = name == "loguniform" or spec.get("scale") == "log"
-            step = spec.get("step")
+            step = parse_step(spec["step"], where) if "step" in spec else None
+            log = name == "loguniform" or parse_scale(spec.get("scale", "linear"), low, where)
+            if name == "loguniform" and low < MIN_NUMBER:
+                raise BadInput(f"{where}.{name}: expected numbers above 0, got {spec[name]!r}")
+            if log and step is not None:
+                raise BadInput(f"{where}.step: expected none with a logarithmic scale, got {step!r}")
+            if name == "integers" and not (type(low) is type(high) is int):
+                raise BadInput(f"{where}.{name}: expected whole numbers, got {spec[name]!r}")
             if name == "integers" or (name == "range" and type(low) is type(high) is int and type(step) is not float):
                 return kinds.IntDistribution(low, high, log=log, step=step or 1)
             return kinds.FloatDistribution(low, high, log=log, step=step)
@@ -130,16 +136,14 @@ class TrialRunner:
         self.search, self.journal, self.executor = search, journal, executor
         self.experiment = search.experiment
         self.configs: list[Assignment] = [dict(search.experiment.configs[0])]
-        self.records: dict[RunKey, Record] = {}
-        for record in journal.records:
-            self._add(record)
-        self.records = {key: record for key, record in self.records.items() if not is_repeated(record)}
+        lines = index_records(map(self._numbered, journal.records))
+        self.records = {key: record for key, record in lines.items() if not is_repeated(record)}
 
-    def _add(self, record: Record) -> None:
+    def _numbered(self, record: Record) -> Record:
+        """Return a line of the journal with the number of its assignment."""
         if not isinstance(record.get("assignment"), dict):
             raise BadInput(f"{self.journal.path}: expected the runs of a search, found a run without its assignment")
-        numbered = {**record, "config": self.config_number(record["assignment"])}
-        self.records[record_key(numbered)] = numbered
+        return {**record, "config": self.config_number(record["assignment"])}
 
     @property
     def replications(self) -> int:
@@ -162,17 +166,13 @@ class TrialRunner:
     def run_draws(self, assignments: Sequence[Assignment]) -> None:
         """Run assignments with random cost models."""
         draws = planned_draws(self.experiment.intervals, self.replications)
-        tasks = [Task(self.config_number(a), r, a, draw=draw) for r, draw in draws for a in assignments]
-        self._run(tasks)
+        self._run(Task(self.config_number(a), r, a, draw=draw) for r, draw in draws for a in assignments)
 
     def _run(self, tasks: Iterable[Task]) -> None:
-        """Run the tasks that have no record yet; journal the records with their assignments, and keep them."""
-        missing = list({task.key: task for task in tasks if task.key not in self.records}.values())
-        for new in in_task_order(run_startable(self.executor, self.experiment.context, missing)):
-            full = [{**record, "assignment": self.configs[record["config"]]} for record in new]
-            self.journal.append(full)
-            for record in full:
-                self._add(record)
+        """Run the tasks that have no record yet; a line of the journal has the assignment."""
+        line = lambda run: {**run, "assignment": self.configs[run["config"]]}  # noqa: E731
+        for _ in run_missing(tasks, self.records, self.journal, self.executor, self.experiment.context, line):
+            pass
 
     def values(self, records: Sequence[Record], max_unserved: float) -> list[float]:
         """Return the values for Optuna: means of the objectives, or FAILED_VALUE."""

@@ -12,14 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import itemgetter
 from pathlib import Path
 
 from servesim.core import BadInput
 from servesim.core.limits import MAX_RATE, MAX_RUNS, MIN_RATE
 from servesim.runs.request_rate import round_rate
 
-from .executor import Executor, run_startable
+from .executor import Executor, run_all
 from .experiment import Experiment, load_experiment
 from .experiment_file import EXPERIMENT_FILE
 from .ranking import find_invalid
@@ -69,8 +68,7 @@ def run_pilots(experiment: Experiment, executor: Executor) -> list[Record]:
 
 def run_tasks(experiment: Experiment, tasks: Sequence[Task], executor: Executor) -> list[Record]:
     """Return the records of pilot runs, in the order of the tasks."""
-    context = replace(experiment, steady_window=None).context
-    return [record for _, record in sorted(run_startable(executor, context, tasks), key=itemgetter(0))]
+    return run_all(executor, replace(experiment, steady_window=None).context, tasks)
 
 
 def needed_length(experiment: Experiment, pilots: Sequence[Record]) -> int:

@@ -123,6 +123,11 @@ class Curve:
         """Whether it is the baseline or the winner; empty for other configurations."""
         return "baseline" if self.is_baseline else "winner" if self.outcome == "best" else ""
 
+    @property
+    def title(self) -> str:
+        """The role and the settings."""
+        return f"{self.role}: {self.label}" if self.role else self.label
+
     @cached_property
     def capacity(self) -> Optional[Capacity]:
         """The capacity, None without constraints."""

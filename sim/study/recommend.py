@@ -17,7 +17,7 @@ from typing import Any, Optional
 from servesim.config.exported import recorded_server
 from servesim.config.families import Tuning, tunings
 from servesim.config.layers import Layer, Tree, apply_assignment, assemble
-from servesim.config.scenario import Scenario, scenario_from
+from servesim.config.scenario import Scenario, Slo, scenario_from
 from servesim.core import BadInput
 from servesim.core.limits import MAX_RANKS
 from servesim.costs.device_profile import Profile, load_profile
@@ -50,7 +50,6 @@ MORE_LOAD = 1.1  # settings that are as good at the rate of the question must ho
 CANDIDATES = 3  # whose highest load is found if no setting meets the constraints
 SECTIONS = ("policy", "engine", "speculative")  # of a recorded server
 OBJECTIVES = ("mean_e2el_ms", "p99_ttft_ms")
-SLO_OF = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2el"}  # part of a metric's name -> key of the SLO
 
 
 def workload(rate: float, prompt: int, output: int, system_prompt: int = 0) -> Tree:
@@ -78,8 +77,8 @@ def slo_of(constraints: Sequence[str]) -> Tree:
     bounds: dict[str, float] = {}
     for bound in parse_bounds(constraints):
         name = bound.metric.removesuffix("_ms").rsplit("_", 1)[-1]
-        if bound.metric.endswith("_ms") and name in SLO_OF and bound.sign == "<=":
-            bounds[SLO_OF[name]] = bound.value
+        if bound.metric.endswith("_ms") and name in Slo.model_fields and bound.sign == "<=":
+            bounds[name] = bound.value
     return bounds
 
 
@@ -183,12 +182,12 @@ class Search:
         write_summary(result, self.folder / name)
         return result
 
-    def capacities(self, name: str, rows: Sequence[Row], rate: float) -> list[Curve]:
-        """Return the curves of some settings and of the defaults, the highest load first."""
+    def capacities(self, name: str, rows: Sequence[Row], rate: float) -> RateSummary:
+        """Return the loads of some settings and of the defaults, the highest load first."""
         rates = self.rates(rows[0], rate, NEAR_OVERLOAD)
         keys = self.question.sweep_keys([as_grid(row) for row in rows])
         loads: RateSummary = self.run(name, {**keys, "rates": rates, "precision": PRECISION})
-        return loads.curves
+        return loads
 
     def rates(self, row: Row, rate: float, parts: Sequence[float]) -> list[float]:
         """Return the rate of the question, and parts of the throughput with all requests at once."""
@@ -249,17 +248,17 @@ def recommend(question: Question, folder: Path, executor: Executor, progress: Pr
     if "speculative" in question.keys:  # the base has no drafts, so that it does not show whether the engine has them
         scenario_from(apply_assignment(question.base, {TOKENS: COUNTS[0]}), "--speculative")
     summary: Summary = search.run("sweep", question.sweep_keys(question.grids))
-    rate, best, curves, more = summary.experiment.own_rate(0), first_choice(summary), [], None
+    rate, best, more = summary.experiment.own_rate(0), first_choice(summary), None
+    best_load = defaults_load = None
     if question.constraints:
         tried = [best] if best.eligible else [*summary.rows[:CANDIDATES], summary.baseline]
-        curves = search.capacities("capacity", tried, rate)
+        loads = search.capacities("capacity", tried, rate)
         if not best.eligible:
-            best = next((row for row in tried if row.assignment == curves[0].assignment), summary.baseline)
-        more = search.holds_more(summary, best, curve_of(curves, best)) if best.eligible else None
+            best = next((row for row in tried if row.assignment == loads.curves[0].assignment), summary.baseline)
+        more = search.holds_more(summary, best, curve_of(loads, best)) if best.eligible else None
         if more is not None:
-            curves = search.capacities("capacity-more", [more], rate)
-            best = more
-    best_load, defaults_load = (curve_of(curves, best), baseline_of(curves)) if curves else (None, None)
+            best, loads = more, search.capacities("capacity-more", [more], rate)
+        best_load, defaults_load = curve_of(loads, best), loads.baseline
     fleet = search.fleet(best, best_load, rate)
     chosen_tree = apply_assignment(question.base, best.assignment)
     write_yaml(folder / "best.yaml", chosen_tree if fleet is None else fleet.scenario)
@@ -291,14 +290,9 @@ def as_grid(row: Row) -> dict[str, list[Any]]:
     return {key: [value] for key, value in row.assignment.items()}
 
 
-def curve_of(curves: Sequence[Curve], row: Row) -> Curve:
+def curve_of(loads: RateSummary, row: Row) -> Curve:
     """Return the curve of the settings of a row; the defaults need not have any."""
-    return next((curve for curve in curves if curve.assignment == row.assignment), None) or baseline_of(curves)
-
-
-def baseline_of(curves: Sequence[Curve]) -> Curve:
-    """Return the curve of the defaults."""
-    return next(curve for curve in curves if curve.is_baseline)
+    return next((curve for curve in loads.curves if curve.assignment == row.assignment), loads.baseline)
 
 
 def simulate_at(scenario: Scenario, rate: float) -> SimulatedRun:

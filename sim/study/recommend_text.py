@@ -25,7 +25,7 @@ MIN_ERROR = 0.05  # of a latency, if only other errors are known
 EQUAL = "Other settings are as good at this load; these hold more"
 
 
-def answer_text(answer: Answer, command: str, next_command: str, router: str = "") -> str:
+def answer_text(answer: Answer, command: str, next_command: str, router: str) -> str:
     """Return the answer as one screen; `command` starts a server with the recommended settings, `router` a router."""
     fleet, subject = answer.fleet, "it"
     lines = [verdict_line(answer), "", command.rstrip(), "", *result_table(answer), ""]
@@ -38,7 +38,7 @@ def answer_text(answer: Answer, command: str, next_command: str, router: str = "
     return "\n".join([*lines, limit, error_line(answer), f"Next: {next_command}"])
 
 
-def answer_json(answer: Answer, command: str, router: str = "") -> dict[str, Any]:
+def answer_json(answer: Answer, command: str, router: str) -> dict[str, Any]:
     """Return the answer as JSON; docs/recommend.md describes the keys."""
     bests = {"recommended": (answer.best, answer.best_load), "defaults": (answer.defaults, answer.defaults_load)}
     return {

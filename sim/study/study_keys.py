@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal, Optional, Union
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 from servesim.core.limits import (
-    DEFAULT_DRAWS,
     MAX_CONFIGS,
     MAX_DRAWS,
     MAX_RATE,
     MAX_RUNS,
     MAX_SEED,
     MIN_RATE,
+    draw_count,
     is_number,
 )
 from servesim.files.checked import Int, Keys, Number, expected_error, invalid_error
@@ -61,10 +61,10 @@ def check_rate_list(value: Any) -> Any:
 
 def check_draws(value: Any) -> int:
     """Return the number of draws in a file; true is the default number."""
-    draws = {True: DEFAULT_DRAWS, False: 0}[value] if isinstance(value, bool) else value
-    if not is_number(draws, 0, MAX_DRAWS) or draws % 1 or draws == 1:
+    draws = draw_count(value)
+    if draws is None:
         raise expected_error(f"true, false or a number of draws from 2 to {MAX_DRAWS}")
-    return int(draws)
+    return draws
 
 
 Percent = Annotated[Number, BeforeValidator(parse_percent)]

@@ -5,14 +5,14 @@ The journal keeps the planned order of runs, not the order in which they end. So
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Optional, Union
 
 from servesim.core import BadInput
 from servesim.statistics.intervals import interval, paired_difference, replications_for
 
-from .executor import Executor, Results, run_startable
+from .executor import Executor, run_in_order
 from .experiment import RUNS_FILE, Experiment, load_experiment, planned_draws
 from .experiment_file import EXPERIMENT_FILE, load_policies, open_folder
 from .journal import Journal, read_journal, sync
@@ -40,33 +40,29 @@ def sweep(
     with Journal(folder / RUNS_FILE) as journal:
         records = index_records(record for record in journal.records if not is_repeated(record))
         for planned in plan_rounds(experiment, records):
-            tasks = [task for task in planned if task.key not in records]
-            progress.expect(len(records) + len(tasks), len(records))
-            for new in in_task_order(run_startable(executor, experiment.context, tasks)):
-                journal.append(new)
-                records.update(index_records(new))
-                progress.advance(len(new))
+            progress.expect(len(records.keys() | {task.key for task in planned}), len(records))
+            for count in run_missing(planned, records, journal, executor, experiment.context):
+                progress.advance(count)
         sync(journal.path)
     return records
+
+
+def run_missing(
+    tasks: Iterable[Task], records: Records, journal: Journal, executor: Executor, context: str,
+    line: Callable[[Record], Record] = lambda record: record,
+) -> Iterator[int]:  # fmt: skip
+    """Run the tasks without a record; journal and keep the `line` of each. Yield how many runs have just ended."""
+    missing = {task.key: task for task in tasks if task.key not in records}
+    for new in run_in_order(executor, context, list(missing.values())):
+        lines = list(map(line, new))
+        journal.append(lines)
+        records.update(index_records(lines))
+        yield len(lines)
 
 
 def index_records(records: Iterable[Record]) -> Records:
     """Return records by their keys."""
     return {record_key(record): record for record in records}
-
-
-def in_task_order(results: Results) -> Iterator[list[Record]]:
-    """Yield records in the order of their tasks, each as soon as all earlier ones have arrived."""
-    early: dict[int, Record] = {}
-    next_index = 0
-    for index, record in results:
-        early[index] = record
-        ready = []
-        while next_index in early:
-            ready.append(early.pop(next_index))
-            next_index += 1
-        if ready:
-            yield ready
 
 
 def plan_rounds(experiment: Experiment, records: Mapping[RunKey, Record]) -> Iterator[list[Task]]:

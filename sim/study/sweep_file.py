@@ -62,7 +62,7 @@ def validate_file(kind: type[File], tree: Tree, where: Union[str, Path], changes
     return validate(kind, changed, str(where))
 
 
-def load_base(base: Union[str, Tree], path: Path, settings: Sequence[str] = ()) -> Tree:
+def load_base(base: Union[str, Tree], path: Path, settings: Sequence[str]) -> Tree:
     """Return the base scenario as a mapping, with settings of the command line; `path` is the sweep file."""
     if isinstance(base, dict):
         lowest = Layer(base)

@@ -43,12 +43,11 @@ def format_result(result: Result, top: int = 10, screen: Screen = PLAIN) -> str:
     if not result.experiment.subject_to:
         return format_tables(result, top, screen, notes)
     columns, rows = capacity_rows(result, top)
-    meanings = {
-        number: meaning(curve is result.winner, curve.is_baseline, curve.outcome == "cannot win")
-        for number, curve in enumerate([] if result.is_single else rows, 1)
-    }
-    lines = table_lines(columns, rows, screen, meanings)
-    verdicts = [] if result.is_single else [(rate, verdict_of(part).text) for rate, part in result.by_rate.items()]
+    if result.is_single:
+        return "\n".join([*table_lines(columns, rows, screen), *notes])
+    colour = lambda row: meaning(row is result.winner, row.is_baseline, row.outcome == "cannot win")  # noqa: E731
+    lines = table_lines(columns, rows, screen, colour)
+    verdicts = [(rate, verdict_of(part).text) for rate, part in result.by_rate.items()]
     return "\n".join([*lines, *notes, *(f"at {rates}: {text}" for rates, text in join_rates(verdicts))])
 
 
@@ -73,11 +72,8 @@ def capacity_rows(result: RateSummary, top: int) -> tuple[list[Column], list[Any
 def ranking_lines(summary: Summary, top: int, screen: Screen) -> list[str]:
     """Return the best configurations and the baseline, one line each."""
     rows = top_rows(summary.rows, summary.baseline, top)
-    meanings = {
-        number: meaning(row is summary.winner, row is summary.baseline, not row.eligible)
-        for number, row in enumerate(rows, 1)
-    }
-    return table_lines(sweep_columns(summary), rows, screen, meanings)
+    colour = lambda row: meaning(row is summary.winner, row is summary.baseline, not row.eligible)  # noqa: E731
+    return table_lines(sweep_columns(summary), rows, screen, colour)
 
 
 def top_rows(rows: Sequence[R], baseline: R, top: int) -> list[R]:

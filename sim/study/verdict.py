@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from itertools import groupby
 from operator import itemgetter
@@ -54,7 +55,7 @@ def without_winner(summary: Summary) -> Verdict:
         return Verdict("failed", f"No winner: {describe_incomplete(summary)}.")
     bounds = describe_bounds(summary.experiment.subject_to)
     name = "the baseline" if nearest is summary.baseline else changed_settings(nearest, summary)
-    text = f"No winner: no configuration meets {bounds}. Nearest: {name}, {', '.join(nearest.misses)}."
+    text = f"No winner: no configuration meets {bounds}. Nearest: {name}, {describe_misses(nearest)}."
     return Verdict("infeasible", text, nearest)
 
 
@@ -67,6 +68,16 @@ def describe_incomplete(summary: Summary) -> str:
             return f"no run has a value of {metric}{why_no_value(metric)}"
     found = [text for label, text in INCOMPLETE.items() if any(label in row.labels for row in summary.rows)]
     return f"every configuration {' or '.join(found)}" if found else "no configuration has run"
+
+
+def describe_misses(row: Row) -> str:
+    """Return the constraints that a configuration misses, and why a metric has no value."""
+    return ", ".join(row.misses) + why_without(row)
+
+
+def why_without(row: Row) -> str:
+    """Return why the metric of a constraint has no value, as the end of a sentence; empty if all have one."""
+    return next((why_no_value(bound.metric) for bound in row.missed if math.isnan(row.mean(bound.metric))), "")
 
 
 def why_no_value(metric: str) -> str:
@@ -162,8 +173,8 @@ def rates_without_winner(result: RateSummary) -> Verdict:
     bounds = describe_bounds(result.experiment.subject_to)
     if result.is_single:
         misses = "" if result.baseline.capacity is None else result.baseline.capacity.misses
-        text = f"No tested rate meets {bounds}: {misses}."
-        return Verdict("infeasible", text, result.by_rate[rate].baseline)
+        row = result.by_rate[rate].baseline
+        return Verdict("infeasible", f"No tested rate meets {bounds}: {misses}{why_without(row)}.", row)
     summary = result.by_rate[rate]
     nearest = verdict_of(summary).nearest
     text = f"No winner: no configuration meets {bounds} at a tested rate."
@@ -171,7 +182,7 @@ def rates_without_winner(result: RateSummary) -> Verdict:
         return Verdict("failed", text)
     name = "the baseline" if nearest is summary.baseline else changed_settings(nearest, summary)
     at = f"at {format_rate(rate)}"
-    return Verdict("infeasible", f"{text} Nearest {at}: {name}, {', '.join(nearest.misses)}.", nearest)
+    return Verdict("infeasible", f"{text} Nearest {at}: {name}, {describe_misses(nearest)}.", nearest)
 
 
 def verdict_per_rate(result: RateSummary) -> Verdict:

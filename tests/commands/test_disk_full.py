@@ -16,6 +16,7 @@ from servesim.cli import main
 from servesim.core import BadInput, ClientRequest
 from servesim.files.step_table import append_steps, write_steps
 from servesim.report.figures import Picture, save
+from servesim.report.plots import Chart
 from servesim.runs.run_folder import read_run
 from servesim.traces.describe import plot_trace
 from servesim.traces.read.formats import load as load_trace
@@ -72,7 +73,7 @@ def test_a_file_size_limit_is_one_line(
 def test_a_chart_over_the_limit_leaves_the_old_chart(tmp_path: Path) -> None:
     trace = Trace([ClientRequest(number, float(number), 5 + number, 6) for number in range(3)], "t", "servesim")
     (tmp_path / "t.png").write_text("old")
-    empty = Picture("knobs", [lambda axes: None])
+    empty = Picture("knobs", [Chart("knobs", "", [], {"xaxis": {}, "yaxis": {}})])
     save(empty, tmp_path / "knobs.png")  # matplotlib writes its cache now
     old = (tmp_path / "knobs.png").read_bytes()
     with file_size_limit(3000):

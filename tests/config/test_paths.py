@@ -95,7 +95,7 @@ def test_a_file_that_is_not_beside_the_scenario_is_found_in_the_working_folder(
 def test_parameters_of_a_sweep_name_files_beside_the_sweep(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (project / "sweep.yaml").write_text(
         "base: {trace: trace.csv}\nbaseline: {profile: device}\n"
-        "params: [{policy.name: [vllm, 'mine.py:Gather'], profile: {choice: [device, h200-llama2-7b]}}]\n"
+        "params: [{policy.name: [vllm, 'mine.py:Gather'], profile: [device, h200-llama2-7b]}]\n"
     )
     monkeypatch.chdir(project.parent)
     tree = read_sweep_file("project/sweep.yaml")
@@ -105,7 +105,7 @@ def test_parameters_of_a_sweep_name_files_beside_the_sweep(project: Path, monkey
         "params": [
             {
                 "policy.name": ["vllm", "project/mine.py:Gather"],
-                "profile": {"choice": ["project/device", "h200-llama2-7b"]},
+                "profile": ["project/device", "h200-llama2-7b"],
             }
         ],
     }

@@ -168,7 +168,7 @@ def test_the_verdict_names_the_better_side(browser: Any, server: ExploreServer) 
     assert re.search(r"worse \(interval \+[\d.]+ to \+[\d.]+ %\)", page.text("verdict-text"))
     page.type("metric", "mean_tpot_ms")
     page.wait()
-    assert page.text("verdict-text").startswith("By Mean TPOT, current is ")
+    assert page.text("verdict-text").startswith("By mean TPOT, current is ")
     assert page.text("better") == "Current is better"  # two slots: short steps
 
 

@@ -203,7 +203,7 @@ def test_metrics_have_the_names_of_people_with_their_keys_in_the_tooltip(page: P
     page.type("metric", "mean_tpot_ms")
     page.type("policy.max_num_seqs", "8")
     page.wait()
-    assert page.text("verdict-text").startswith("By Mean TPOT, ")
+    assert page.text("verdict-text").startswith("By mean TPOT, ")
     units = """return [...document.querySelectorAll('#metrics tbody tr')].map(
         row => [...row.cells].slice(1).map(cell => cell.textContent.split(' ').pop()))"""
     assert all(one == other for one, other in page.run(units) if "–" not in (one, other) and not one[0].isdigit())

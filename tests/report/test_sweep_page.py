@@ -11,7 +11,7 @@ import pytest
 from servesim.report import sweep_page
 from servesim.report.knobs import knobs
 from servesim.report.page import plotly_script
-from servesim.report.rate_charts import MAX_NAMED, curve_styles, rate_charts
+from servesim.report.rate_charts import MAX_NAMED, over_rate, styled
 from servesim.report.sweep_page import request_times
 from servesim.report.trade_offs import front_rows, pairs
 from servesim.runs.metric_table import format_number
@@ -174,14 +174,14 @@ def curves(count: int) -> list[Curve]:
 
 
 def test_no_two_named_curves_look_the_same() -> None:
-    styles = curve_styles(curves(MAX_NAMED))
+    styles = [style for _, style in styled(curves(MAX_NAMED))]
     assert len(set(styles)) == MAX_NAMED + 2
     assert any(style.dashed for style in styles) and not styles[0].dashed
-    lines = [trace["line"] for trace in rate_charts(curves(MAX_NAMED), [])[0].data]
+    lines = [trace["line"] for trace in over_rate(styled(curves(MAX_NAMED)), "p99_ttft_ms", [], "rates").data]
     assert len({(line["color"], line["dash"]) for line in lines}) == MAX_NAMED + 2
 
 
 def test_many_curves_are_grey_except_winner_and_baseline() -> None:
-    styles = curve_styles(curves(MAX_NAMED + 1))
+    styles = [style for _, style in styled(curves(MAX_NAMED + 1))]
     assert [style.colour for style in styles[:3]] == ["@baseline", "@winner", "@point"]
     assert len(set(styles)) == 3

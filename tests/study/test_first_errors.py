@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import servesim
 import yaml
+from servesim.core import BadInput
 from servesim.study import progress as progressing
 from servesim.study import recommend as recommending
 from servesim.study.progress import Progress
@@ -95,3 +97,50 @@ def test_the_unit_of_a_column_is_that_of_the_rates_it_shows(tmp_path: Path, caps
     keys = {"params": params, "rates": [1, 2], "precision": "20%", "subject_to": "p99_ttft_ms <= 45"}
     said = run_sim(capsys, "sweep", write(tmp_path / "s.yaml", base=base, **keys), "-o", str(tmp_path / "o"), "-j", "1")
     assert "at 1 req/s (ms)" in said.out and "at 2 req/s (ms)" in said.out
+
+
+@pytest.mark.parametrize("intervals", ["many", 2.5, float("nan"), 1, -3, 10**6])
+def test_a_wrong_number_of_draws_is_one_line_in_python_too(intervals: Any) -> None:
+    with pytest.raises(BadInput, match="intervals: expected true or a number of draws from 2 to 1000"):
+        servesim.run(constant(1.0, 3), intervals=intervals)
+
+
+@pytest.mark.parametrize(
+    ("space", "problem"),
+    [
+        ({"loguniform": [0, 10]}, "loguniform: expected numbers above 0, got [0, 10]"),
+        ({"range": [2, 64], "step": 0}, "step: expected more than 0, got 0"),
+        ({"range": [2, 64], "step": "two"}, "step: expected a number, got 'two'"),
+        ({"range": [0, 64], "scale": "log"}, "scale: expected linear, or log and a range above 0, got 'log'"),
+        ({"range": [1, 64], "scale": "root"}, "scale: expected linear, or log and a range above 0, got 'root'"),
+        ({"range": [1, 64], "scale": "log", "step": 2}, "step: expected none with a logarithmic scale, got 2"),
+        ({"integers": [1.5, 4]}, "integers: expected whole numbers, got [1.5, 4]"),
+    ],
+)
+def test_a_wrong_space_of_a_search_is_one_line(
+    space: dict[str, Any], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path / "s.yaml", base=constant(1.0, 5), params={"engine.num_blocks": space}, trials=2)
+    said = run_sim(capsys, "search", file, "-j", "1", "-o", str(tmp_path / "out"))
+    assert said.code == 2 and said.error.count("\n") == 1, said.error
+    assert f"params.engine.num_blocks.{problem}" in said.error
+
+
+def test_a_constraint_without_values_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With one output token there is no time per further token."""
+    base = constant(1.0, 5)
+    base["workload"]["lengths"]["output"] = 1
+    keys = {"base": base, "params": {"policy.delay_factor": [0, 0.1]}, "subject_to": "mean_tpot_ms <= 5"}
+    file, scenario = write(tmp_path / "s.yaml", **keys), write(tmp_path / "a.yaml", **base)
+    for command in (("sweep", file), ("sweep", file, "--rates", "1"), ("capacity", scenario, "--rates", "1")):
+        words = (*command, "-j", "1", "-q", "--no-report", "-o", str(tmp_path / f"{command[0]}{len(command)}"))
+        said = run_sim(capsys, *words, *(["--subject-to", "mean_tpot_ms <= 5"] if command[0] == "capacity" else []))
+        assert said.code == 1 and "(no value), for example because" in said.out.splitlines()[-1], said.out
+
+
+def test_a_sweep_without_charts_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "out")
+    file = write(tmp_path / "s.yaml", base=constant(1.0, 5), params={})
+    assert run_sim(capsys, "sweep", file, "-j", "1", "-q", "--no-report", "-o", out).code == 0
+    said = run_sim(capsys, "plot", out)
+    assert said.code == 0 and said.out == "" and "sim: warning: " in said.error and "no chart" in said.error

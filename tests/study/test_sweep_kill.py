@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from servesim.core import BadInput
 from servesim.core.errors import WorkerLost
-from servesim.study.executor import Pool, Serial
+from servesim.study.executor import Pool, Serial, run_all
 from servesim.study.journal import Journal, read_journal
-from servesim.study.sweep import in_task_order, sweep
+from servesim.study.sweep import sweep
 from servesim.study.sweep_file import read_experiment
 
 from . import sweeps
@@ -187,7 +187,7 @@ def test_chunks_of_dead_workers_are_retried_three_times(tmp_path: Path) -> None:
     experiment = read_experiment(sweeps.sweep_file(tmp_path))
     tasks = [experiment.task(0, 0)._replace(config=k) for k in range(40)]
     pool = Pool(lambda: DyingExecutor({3: 3, 8: 1}), lambda: 2, lambda _: None)  # type: ignore[arg-type,return-value]
-    configs = [record["config"] for records in in_task_order(pool.run("", tasks)) for record in records]
+    configs = [record["config"] for record in run_all(pool, experiment.context, tasks)]
     assert configs == list(range(40))
     fatal = Pool(lambda: DyingExecutor({3: 4}), lambda: 2, lambda _: None)  # type: ignore[arg-type,return-value]
     with pytest.raises(WorkerLost, match="workers died 4 times on configuration/replication 3/0"):
