@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Optional
 
-from servesim.core import NO_HOLD, Chunk, Float0, Int0, Int1, Plan, Request, Stuck, View
+from servesim.core import DECODE_UNTIL_FINISH, NO_HOLD, Chunk, Float0, Int0, Int1, Plan, Request, Stuck, View
 from servesim.core.native import mypyc_attr
+from servesim.policies.vllm_common import requests_in
 from servesim.policies.vllm_v1.policy import VLLMV1
 from servesim.policies.vllm_v1.step_pass import Pass
 
@@ -100,7 +101,8 @@ def require_fcfs(policy: VLLMV1) -> None:
         raise ValueError(f"policy: expected fcfs with this scheduler, got {policy.policy!r}")
 
 
-JOB_NAME: Final = re.compile(r"#job_name\[(.*?)\]#")  # in the id of a request
+JOB_NAME: Final = re.compile(r"#job_name\[([^\[\]]+)\]#")  # in the id of a request
+DEFAULT_JOB: Final = "__default__"  # of requests without such a name
 COLD_REQUESTS: Final = 3  # of a job, before its predictions count
 DEFAULT_PREDICTION: Final = 128  # output tokens
 MOST_SAMPLES: Final = 10
@@ -108,15 +110,15 @@ WEIGHT: Final = 0.1  # of a new sample
 
 
 def job_of(request: Request) -> str:
-    """Return the name of a request's job; empty: it has none, and belongs to the default job."""
+    """Return the name of a request's job."""
     found = JOB_NAME.search(request.id) if isinstance(request.id, str) and "#" in request.id else None
-    return "" if found is None else found[1]
+    return DEFAULT_JOB if found is None else found[1]
 
 
 class JobsState(NamedTuple):
     """Policy state of the batch jobs."""
 
-    outputs: dict[str, tuple[float, int]]  # job -> average output tokens, and how many outputs it has seen
+    outputs: dict[str, tuple[float, int]]  # job with outputs -> their average tokens, and how many it has counted
     counts: dict[str, int]  # job with waiting requests -> how many it has counted, at most COLD_REQUESTS
     cold: dict[str, dict[int, tuple[Request, ...]]]  # job -> prompt tokens -> requests that go before all others
     known: set[Request]  # waiting requests that are counted
@@ -125,19 +127,22 @@ class JobsState(NamedTuple):
 
 
 class JobPass(Pass):
-    """One decision, and the jobs while it is made. They are read when a request can be admitted."""
+    """One decision, and the jobs while it is made. They are read when they change or a request can be admitted."""
 
     def __init__(self, policy: AscendBatchJobs, view: View, tokens: int, free: int) -> None:
         super().__init__(policy, view, tokens, free)
         self.rules = policy
         self.is_open = False
+        state: JobsState = view.state
+        if len(state.known) != len(view.waiting) or len(state.admitted) != len(view.running):
+            self.open()
 
     def open(self) -> None:
         """Read the jobs: count the outputs that have ended and the requests that have come since the last time."""
         state: JobsState = self.view.state
         self.is_open = True
         self.outputs, self.counts = dict(state.outputs), dict(state.counts)
-        self.head = state.head if state.head is not None and state.head.status == "waiting" else None
+        self.head = state.head
         self.cold = {job: dict(requests) for job, requests in state.cold.items()}
         cold = [request for same in state.cold.values() for requests in same.values() for request in requests]
         for request in cold:
@@ -149,31 +154,35 @@ class JobPass(Pass):
             self.learn(state.admitted)
             self.admitted = list(self.view.running)
         self.jobs: dict[str, list[Request]] = {job: [] for job in self.counts}
+        new = []
         for request in self.view.waiting:
-            job = job_of(request)
-            if request not in state.known:
-                self.count(job, request)
-            self.jobs.setdefault(job, []).append(request)
+            if request in state.known:
+                self.jobs[job_of(request)].append(request)
+            else:
+                new.append(request)
         for job in [job for job, requests in self.jobs.items() if not requests]:  # all aborted
             del self.jobs[job], self.counts[job]
+        for request in new:
+            self.count(job_of(request), request)
+            self.jobs.setdefault(job_of(request), []).append(request)
 
     def learn(self, requests: Sequence[Request]) -> None:
-        """Count the outputs of requests that have ended by themselves."""
-        ended = [request for request in requests if request.outcome == "finished"]
+        """Count the outputs of requests that have ended by themselves, also if they have the maximum length."""
+        ended = [request for request in requests if request.has_stopped]
         if len(ended) > 1:
             ended.sort(key=lambda request: request.finish or 0.0)
         for request in ended:
-            average, samples = self.outputs.get(job_of(request), (0.0, 0))
-            if request.written < request.max_tokens and samples < MOST_SAMPLES:
-                average = average + WEIGHT * (request.written - average) if samples else float(request.written)
-                self.outputs[job_of(request)] = average, samples + 1
+            job = job_of(request)
+            self.rules.require_room(job, self.outputs, request, request.finish or 0.0)
+            average, samples = self.outputs.get(job, (0.0, 0))
+            if samples < MOST_SAMPLES:
+                average = WEIGHT * request.written + (1 - WEIGHT) * average if samples else float(request.written)
+                self.outputs[job] = average, samples + 1
 
     def count(self, job: str, request: Request) -> None:
         """Count a new waiting request: the first ones of a job are cold."""
+        self.rules.require_room(job, self.counts, request, self.view.now)
         self.counts.setdefault(job, 0)
-        self.outputs.setdefault(job, (0.0, 0))
-        if len(self.outputs) > self.rules.max_jobs:
-            raise Stuck("vllm-ascend raises an error: more names of jobs than max_jobs", [request], request.received)
         if self.counts[job] < COLD_REQUESTS:
             self.counts[job] += 1
             same = self.cold.setdefault(job, {})
@@ -183,6 +192,9 @@ class JobPass(Pass):
         self.tokens -= tokens
         if request.status == "waiting":
             self.take(request)
+        elif request.status == "done":
+            why = "vllm-ascend raises an error: it admits its next request, whose client is gone"
+            raise Stuck(why, requests_in(self.view), self.view.now)
 
     def take(self, request: Request) -> None:
         """Remove an admitted request from its job."""
@@ -206,7 +218,8 @@ class JobPass(Pass):
                 del self.cold[job]
 
     def candidates(self, chunks: Sequence[Chunk]) -> Iterator[Request]:
-        self.open()
+        if not self.is_open:
+            self.open()
         while self.jobs:
             tokens = self.available_tokens([chunk for chunk in chunks if chunk.request.status == "waiting"])
             if tokens <= 0:  # the engine takes the queue for empty
@@ -282,6 +295,10 @@ class AscendBatchJobs(AscendV1):
         require_fcfs(self)
 
     @property
+    def can_overlap(self) -> bool:
+        return True
+
+    @property
     def scheduler(self) -> str:
         return "BatchJobAwareScheduler of vllm-ascend 0.25.1rc1"
 
@@ -292,14 +309,25 @@ class AscendBatchJobs(AscendV1):
         """Return the tokens that a request is expected to compute in a step."""
         return min(request.prompt - computed, self.max_num_batched_tokens) if computed < request.prompt else 1
 
+    def require_room(self, job: str, jobs: Collection[str], request: Request, now: float) -> None:
+        """Raise Stuck if a job of a request is one more than the engine keeps."""
+        if job not in jobs and len(jobs) >= self.max_jobs:
+            raise Stuck("vllm-ascend raises an error: more names of jobs than max_jobs", [request], now)
+
     def make_pass(self, view: View, tokens: int, free: int) -> Pass:
         return JobPass(self, view, tokens, free)
 
     def decide(self, view: View) -> Plan:
         plan = self.schedule(view, self.max_num_batched_tokens)
         if plan.state is None:  # no request waits, and none is partly computed
+            if view.decoding and len(view.state.outputs) >= self.max_jobs:  # an output of one more job is an error
+                return with_state(DECODE_UNTIL_FINISH, self.make_pass(view, 0, 0).state())
             return with_state(plan, view.state)
         if plan.preempt:
+            jobs = set(plan.state.counts)
+            for gone in plan.preempt:
+                self.require_room(job_of(gone.request), jobs, gone.request, view.now)
+                jobs.add(job_of(gone.request))
             plan = plan._replace(preempt=[gone._replace(queue="back") for gone in plan.preempt])
         if plan.hold.steps and len(view.running) < self.max_num_seqs:
             plan.hold = NO_HOLD  # the reserve may become smaller

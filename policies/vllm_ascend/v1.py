@@ -107,6 +107,19 @@ class BudgetTable(NamedTuple):
         return 0
 
 
+class BatchPass(Pass):
+    """One decision of SchedulerDynamicBatch. With priorities it has a defect: a step keeps a request that it preempts.
+
+    Such a request waits with computed tokens. The engine ends when it admits it: it calls a function that is missing.
+    """
+
+    def put_off(self, victim: Request) -> None:
+        if victim in self.scheduled:
+            why = "vllm-ascend ends (AttributeError in schedule) after it preempts a request of the same step"
+            raise Stuck(why, [victim], self.view.now)
+        super().put_off(victim)
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class AscendDynamicBatch(AscendV1):
@@ -158,6 +171,9 @@ class AscendDynamicBatch(AscendV1):
             plan.hold = NO_HOLD  # the budget depends on the contexts, which grow
         return plan
 
+    def make_pass(self, view: View, tokens: int, free: int) -> Pass:
+        return BatchPass(self, view, tokens, free)
+
     def _decodes_first(self, view: View, budget: int) -> Plan:
         """Schedule decodes before unfinished prompts, and keep this order of the running queue."""
         running = sorted(view.running, key=lambda request: request.cached < request.prompt)
@@ -183,21 +199,38 @@ class TimePass(Pass):
         self.times = policy
         self.multiple = max(view.pool.block_size, MULTIPLE)  # chunks are rounded up to it
         self.target = self.time = policy.target
+        self.is_over = False  # no further running request runs: no chunk of one takes the time that is left
+        self.spares_first = False
 
     @property
     def room(self) -> int:
-        return self.tokens if self.time > 0 else 0
+        return self.tokens if self.time > 0 and not self.is_over else 0
 
     def limit(self, request: Request, computed: int, tokens: int) -> int:
-        if computed >= request.prompt or not tokens:
-            return tokens
+        return self.chunk(computed, tokens) if computed < request.prompt else tokens
+
+    def chunk(self, computed: int, tokens: int) -> int:
+        """Return how many of these tokens take the time that is left."""
         chunk = self.times.chunk_for(self.time, computed)
-        if chunk is None:
-            return tokens if self.time == self.target else -1
-        return min(tokens, -(-chunk // self.multiple) * self.multiple)
+        if chunk is not None:
+            return min(tokens, max(1, -(-chunk // self.multiple)) * self.multiple)
+        self.is_over = self.time != self.target
+        return 0 if self.is_over else tokens
+
+    def admit(self, chunks: list[Chunk]) -> bool:
+        self.is_over = False
+        return super().admit(chunks)
+
+    def first_chunk(self, request: Request, cached: int) -> Optional[Chunk]:
+        tokens = self.chunk(cached, min(request.length - cached, self.max_chunk))
+        if not tokens or (tokens > self.tokens and not self.policy.enable_chunked_prefill):
+            return None
+        return Chunk(request, min(tokens, self.tokens), cached=cached)
 
     def spend(self, request: Request, computed: int, tokens: int) -> None:
         self.tokens -= tokens
+        if request.status == "waiting":
+            computed = 0  # the engine forgets the cached tokens here
         if computed < request.prompt:
             self.time -= self.times.time_of(computed + tokens) - self.times.time_of(computed)
 
@@ -207,8 +240,8 @@ class TimePass(Pass):
 class AscendProfilingChunk(AscendV1):
     """vllm-ascend since 0.19: chunks of a prompt take equal times. The time of n tokens is a n^2 + b n + c."""
 
-    fitted_a: Float0 = 0.0  # a, as the engine fits it to its own step times; if a and b are 0, vLLM's rules apply
-    fitted_b: Float0 = 0.0  # b
+    fitted_a: float = 0.0  # a, as the engine fits it to its own step times; if a and b are 0, vLLM's rules apply
+    fitted_b: float = 0.0  # b
     smooth_factor: Float0 = 1.0  # how far a chunk goes from max_num_batched_tokens to the size of equal time
     min_chunk: Int0 = 4096  # smallest chunk
 
@@ -221,7 +254,7 @@ class AscendProfilingChunk(AscendV1):
 
     def time_of(self, tokens: int) -> float:
         """Return the fitted time of a prompt, without the constant part."""
-        return self.fitted_a * tokens**2 + self.fitted_b * tokens
+        return self.fitted_a * tokens * tokens + self.fitted_b * tokens
 
     @property
     def target(self) -> float:
@@ -232,10 +265,12 @@ class AscendProfilingChunk(AscendV1):
     def chunk_for(self, time: float, computed: int) -> Optional[int]:
         """Return the largest chunk after these computed tokens; None: no size takes this time."""
         a, b = self.fitted_a, 2 * self.fitted_a * computed + self.fitted_b
-        if time <= 0 or not (a or b):
+        square = b * b + 4 * a * time
+        if not a or square < 0:  # the engine finds no size without a either
             return None
-        size = (math.sqrt(b * b + 4 * a * time) - b) / (2 * a) if a else time / b
-        base = self.max_num_batched_tokens
+        size, base = (math.sqrt(square) - b) / (2 * a), self.max_num_batched_tokens
+        if size <= 0:
+            return None
         return max(int(base + self.smooth_factor * (size - base)), self.min_chunk)
 
     def decide(self, view: View) -> Plan:

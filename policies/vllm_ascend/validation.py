@@ -14,7 +14,8 @@ VALIDATION = {
             "vllm-ascend-balance": {"0.25.1rc1": 2},
             "vllm-mindspore": {"0.5.1": 7},
         },
-        "asynchronous scheduling except with short requests first, need_timing of profiling chunks, KV transfer, "
-        "priorities with the prefix cache in vllm-mindspore, speculative decoding, LoRA, multimodal prompts",
+        "asynchronous scheduling except with short requests first and batch jobs, need_timing of profiling chunks, "
+        "KV transfer, priorities with the prefix cache in vllm-mindspore, speculative decoding, LoRA, "
+        "multimodal prompts",
     ),
 }

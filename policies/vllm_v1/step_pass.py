@@ -30,6 +30,7 @@ class Pass:
         self.scheduled: dict[Request, Chunk] = {}  # running requests, in batch order
         self.preempt: list[Preemption] = []
         self.decodes = True  # whether the step has decodes beside the chunks
+        self.spares_first = True  # whether the watermark does not count if no request runs
 
     @property
     def room(self) -> int:
@@ -137,7 +138,7 @@ class Pass:
             if policy.scheduler_reserve_full_isl:
                 whole = pool.blocks_for(min(request.length, self.most))
                 need = max(need, self.admission_blocks(request, prefix, whole, True))
-            if need + (watermark if view.running or chunks else 0) > self.free:
+            if need + (watermark if view.running or chunks or not self.spares_first else 0) > self.free:
                 break
             self.spend(request, chunk.cached, chunk.tokens)
             chunks.append(chunk)

@@ -184,6 +184,11 @@ class Request(ClientRequest):
         return self._written if cohort is None else self._written + cohort.steps - self._joined_step
 
     @property
+    def has_stopped(self) -> bool:
+        """Whether it has ended by itself, with an end-of-sequence token, and not at a limit."""
+        return self.outcome == "finished" and self.written == self.output < self.limit
+
+    @property
     def cached(self) -> int:
         """Tokens whose keys and values are in device or host memory."""
         cohort = self._cohort

@@ -14,7 +14,7 @@ from servesim.core.fields import policy_fields
 from servesim.policies import POLICIES
 from servesim.policies.vllm_v1 import VLLMV1
 
-UNLIMITED = {"low_chunk_size", "high_chunk_size"}  # numbers whose range depends on other fields
+UNLIMITED = {"low_chunk_size", "high_chunk_size", "fitted_a", "fitted_b"}  # numbers without a range of their own
 ANY_TEXT = {"version"}  # a range of versions
 
 
@@ -160,9 +160,9 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("vllm-ascend", {"decode_max_num_seqs": 5}),
     ("vllm-mindspore", {"version": "0.9.1"}),
     ("vllm-ascend-batch-jobs", {"policy": "priority"}),
-    ("vllm-ascend-batch-jobs", {"async_scheduling": True}),
+    ("vllm-ascend-recompute", {"async_scheduling": True}),
     ("vllm-ascend-dynamic-batch", {"profile_table": [[1, 2, 3]]}),
-    ("vllm-ascend-profiling-chunk", {"fitted_a": -1.0}),
+    ("vllm-ascend-profiling-chunk", {"smooth_factor": -1.0}),
     ("llm-serving", {"delay_factor": 2.0, "delay_variant": "none"}),
     ("llm-serving", {"delay_factor": 2.0, "strategy": "static"}),
     ("llm-serving", {"admission_hysteresis": 1, "strategy": "continuous"}),

@@ -225,6 +225,12 @@ class Recompute(V1):
 class ProfilingChunk(V1):
     """A step has a time besides the tokens."""
 
+    spares_first = False
+
+    def first_chunk(self, job: Job, n: int, budget: int) -> int:
+        n = self.limit(job, n)
+        return -1 if not self.knobs["enable_chunked_prefill"] and n > budget else min(n, budget)
+
     def schedule(self) -> None:
         self.target = self.left = self.time(self.knobs["max_num_batched_tokens"]) or 1.0
         super().schedule()
@@ -238,8 +244,8 @@ class ProfilingChunk(V1):
         if job.computed >= job.prompt:
             return n
         a, b = self.knobs["fitted_a"], 2 * self.knobs["fitted_a"] * job.computed + self.knobs["fitted_b"]
-        if a or b:
-            size = ((b * b + 4 * a * self.left) ** 0.5 - b) / (2 * a) if a else self.left / b
+        if a:
+            size = ((b * b + 4 * a * self.left) ** 0.5 - b) / (2 * a)
             base = self.knobs["max_num_batched_tokens"]
             chunk = max(int(base + self.knobs["smooth_factor"] * (size - base)), self.knobs["min_chunk"])
             multiple = max(self.block_size, 64)
@@ -290,7 +296,7 @@ class BatchJobs(V1):
     def execute(self) -> None:
         super().execute()
         for job, _ in self.batch:
-            if job.finish is not None and self.knobs["stop_by_eos"] and job.length < self.knobs["max_model_len"]:
+            if job.finish is not None and self.knobs["stop_by_eos"]:
                 self.samples.setdefault(self.name(job), []).append(job.generated)
 
     def head(self) -> Optional[Job]:
@@ -339,5 +345,5 @@ class BatchJobs(V1):
     def predict(self, name: str) -> int:
         average: Optional[float] = None
         for sample in self.samples.get(name, [])[:10]:
-            average = float(sample) if average is None else average + 0.1 * (sample - average)
+            average = float(sample) if average is None else 0.1 * sample + 0.9 * average
         return 128 if average is None else int(average)

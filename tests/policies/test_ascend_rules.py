@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from servesim.config.scenario import scenario_from
-from servesim.core import BadInput, Policy, Request
+from servesim.core import BadInput, Policy, Request, Stuck
 from servesim.core.content import content_of_pieces
 from servesim.costs.linear import LinearCost
 from servesim.engine.inbox import Inbox
@@ -95,6 +95,16 @@ def test_a_prompt_goes_on_when_the_budget_of_the_table_grows() -> None:
     check_fast_forward(policy, ContractWorld(requests, blocks=100, max_model_len=200))
 
 
+def test_a_victim_that_the_step_has_scheduled_ends_the_engine() -> None:
+    """The real class keeps the victim in the step, and later raises an AttributeError when it admits it again."""
+    requests = [Request("low", 0, 5, 20, priority=2), Request("high", 0.5, 12, 20, priority=1)]
+    stuck = run(AscendDynamicBatch(policy="priority", **NO_CACHE), requests, blocks=9).stuck
+    assert stuck is not None and "AttributeError in schedule" in str(stuck)
+    requests = [Request("high", 0, 5, 20, priority=1), Request("low", 0.5, 12, 20, priority=2)]
+    assert run(AscendDynamicBatch(policy="priority", **NO_CACHE), requests, blocks=9).stuck is None
+    assert requests[1].preemptions == 1
+
+
 def test_a_prompt_that_fits_without_the_watermark_only_waits_forever() -> None:
     requests = [Request("large", 0, 40, 2), Request("small", 0, 8, 2)]
     log = run(VLLMAscend(**NO_CACHE), requests, blocks=10)
@@ -151,6 +161,24 @@ def test_more_names_of_jobs_than_allowed_end_the_engine() -> None:
     assert run(AscendBatchJobs(max_jobs=3, **NO_CACHE), requests).stuck is None
     log = run(AscendBatchJobs(max_jobs=2, **NO_CACHE), requests)
     assert log.stuck is not None and "more names of jobs than max_jobs" in str(log.stuck)
+
+
+def test_names_of_jobs_count_only_while_requests_of_them_wait() -> None:
+    requests = [Request(f"#job_name[{number}]#", number, 8, 4, limit=4) for number in range(9)]
+    assert run(AscendBatchJobs(max_jobs=2, **NO_CACHE), requests).stuck is None
+
+
+def test_a_head_whose_client_is_gone_ends_the_engine() -> None:
+    """The queue of the real class still has it as its next request, and its scheduler raises a RuntimeError."""
+    gone = Request("gone", 0.1, 8, 4)
+    requests = [Request("runs", 0, 30, 4), gone, Request("waits", 0.2, 8, 4)]
+    server = Server(AscendBatchJobs(reserve_max_blocks=0, **NO_CACHE), 9, 4, max_model_len=200)
+    loop = Loop(server, Inbox(requests), SimulatedClock(LinearCost(base=1.0), allow_fast_forward=False))
+    loop.step()
+    loop.step()
+    loop.abort(gone, loop.now, "gone")
+    with pytest.raises(Stuck, match="whose client is gone"):
+        loop.run()
 
 
 def test_cold_requests_of_a_job_go_by_equal_prompts() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from servesim.config.registry import make_policy
 from servesim.core import Policy
 
-from .recordings import ENGINES, compare, load, recording_names, reproduce
+from .recordings import ENGINES, Recording, compare, load, recording_names, reproduce
 
 RENAMED = {
     "chunked": "enable_chunked_prefill", "prefix_caching": "enable_prefix_caching",
@@ -61,3 +63,19 @@ def test_every_decision_of_ascend_is_reproduced(name: str) -> None:
     else:
         assert played.stuck is None
     compare(recording, played)
+
+
+# Decisions of the real classes in cases that the recordings lack, with the same virtual clock.
+SMALL_CASES: dict[str, Any] = json.loads(Path(__file__).with_name("ascend_decisions.json").read_text())
+
+
+@pytest.mark.parametrize("name", SMALL_CASES)
+def test_decisions_of_the_real_classes_in_small_cases_are_reproduced(name: str) -> None:
+    recording = Recording(**SMALL_CASES[name])
+    played = reproduce(recording)
+    compare(recording, played)
+    if recording.meta["error"]:
+        assert played.stuck is not None and "vllm-ascend raises an error" in str(played.stuck)
+        assert played.stuck.now == recording.meta["error_t"]
+    else:
+        assert played.stuck is None

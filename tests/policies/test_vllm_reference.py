@@ -89,7 +89,8 @@ def ascend_fields(rng: random.Random, family: str, max_len: int, tokens: int) ->
         rows = [
             (c, d, rng.randint(1, tokens), rng.randint(1, 9)) for c in (16, 32, 64, 128, 256) for d in (1, 2, 8, 16)
         ]
-        return {"slo_limits_for_dynamic_batch": rng.choice([3.0, 7.0]), "profile_table": tuple(rows)}
+        fields = {"slo_limits_for_dynamic_batch": rng.choice([3.0, 7.0]), "profile_table": tuple(rows)}
+        return {**fields, "policy": "fcfs"}  # with priorities the real engine ends after many a preemption
     if family == "vllm-ascend-profiling-chunk":
         a, b = rng.choice([(0.0, 0.0), (1e-3, 0.0), (0.0, 0.5), (1e-3, 0.5), (0.1, 0.5)])
         return {"fitted_a": a, "fitted_b": b, "smooth_factor": rng.choice([0.3, 1.0]), "min_chunk": rng.choice([1, 70])}

@@ -124,6 +124,8 @@ class Engine:
 class V1(Engine):
     """V1's synchronous scheduler."""
 
+    spares_first = True  # the watermark does not count if no request runs
+
     def victim(self) -> Job:
         """Return the request to preempt."""
         priority = self.knobs.get("policy") == "priority"
@@ -189,6 +191,11 @@ class V1(Engine):
         self.free -= need
         assert self.free >= 0
 
+    def first_chunk(self, job: Job, n: int, budget: int) -> int:
+        """Return how many of these tokens a waiting request computes; -1: it waits."""
+        whole = not self.knobs["enable_chunked_prefill"]
+        return -1 if whole and n > budget else self.limit(job, min(n, budget))
+
     def head(self) -> Optional[Job]:
         """Return the waiting request to try next; None: none starts."""
         return self.waiting[0]
@@ -199,13 +206,11 @@ class V1(Engine):
             job = self.head()
             if job is None:
                 break
-            n = min(job.length, threshold) if threshold else job.length
-            if not knobs["enable_chunked_prefill"] and n > budget:
-                break
-            n = self.limit(job, min(n, budget))
+            n = self.first_chunk(job, min(job.length, threshold) if threshold else job.length, budget)
             if n < 0:
                 break
-            watermark = int(knobs.get("watermark", 0.0) * (self.total + 1)) if self.running else 0
+            spared = self.spares_first and not self.running
+            watermark = 0 if spared else int(knobs.get("watermark", 0.0) * (self.total + 1))
             if knobs["scheduler_reserve_full_isl"] and self.blocks(job.length) + watermark > self.free:
                 break
             if self.blocks(n) + watermark > self.free:
