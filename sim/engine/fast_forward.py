@@ -123,8 +123,9 @@ class FastForward(HeldSteps):
         cost = self._cost_of(cohort.size, plan.padding_rows)
         if not self._may_wait(cost):
             return step.decided
-        if flight is not None and (flight.ends or flight.sampled) and (self._is_over or not self._is_paused):
-            return math.nextafter(flight.end, 0.0)  # first or last tokens, before the next step
+        returns = flight is not None and (self._is_over or not self._is_paused)  # before the next step
+        if flight is not None and returns and (flight.ends or (flight.sampled and self.loop.tells_first_tokens)):
+            return math.nextafter(flight.end, 0.0)
         steps, horizon, _ = self._bounds(plan)
         start, context, first = step.start, cohort.context, 1  # the first step has its blocks
         if self._is_paused:

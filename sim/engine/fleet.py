@@ -92,6 +92,7 @@ class Fleet(Servers):
         inbox.stops_at_ends = bool(self.arrivals.followers) or loop.server.kept is not None
         inbox.tells_timeouts = inbox.stops_at_ends and inbox.timeout is not None and len(self.replicas) > 1
         loop.fast_path, loop.holds, loop.pauses = False, True, True
+        loop.tells_first_tokens = self.router.reads_first_tokens or self.decode_router.reads_first_tokens
 
     def run(self) -> float:
         """Run until all requests are done. Return the time."""

@@ -75,6 +75,7 @@ class Loop:
         self.holds = False  # in a fleet: requests that are not known may come before a held plan ends
         self.pauses = False  # in a fleet: a held plan that has reached the barrier waits
         self.expects = False  # in a fleet: the router may send more requests
+        self.tells_first_tokens = False  # in a fleet: a choice of the router depends on them
         self.admitted: list[Request] = []  # in a fleet: arrivals of the next decision that are delivered already
         self.sleeps = False  # the next decision is at the next arrival, if that is earlier than the time given
         self.port: Optional[Port] = None  # in a fleet: KV that leaves or enters this server
