@@ -16,6 +16,7 @@ from servesim.config.export import export_text
 from servesim.config.layers import Tree
 from servesim.config.user_code import allow_code
 from servesim.core import BadInput
+from servesim.core.limits import MAX_RATE, MIN_RATE, is_number
 from servesim.report.figures import draw, styled_axes
 from servesim.report.knobs import Knob, knob_charts, knob_curve
 from servesim.report.rate_charts import over_rate, styled
@@ -63,9 +64,19 @@ class StudyResult(Generic[S]):
         """The result in one sentence: the winner, or why there is none."""
         return verdict_of(self.summary).text
 
+    @property
+    def winner(self) -> Optional[int]:
+        """The number of the best configuration; None without one."""
+        return None if self.summary.winner is None else self.summary.winner.config
+
     def _config(self, config: Optional[int]) -> int:
         """Return the number of a configuration (default: the winner)."""
-        raise NotImplementedError
+        number, experiment = self.winner if config is None else config, self.summary.experiment
+        if number is None:
+            raise BadInput(f"{experiment.name}: no configuration wins by capacity; choose a number")
+        if number not in range(len(experiment.configs)):
+            raise BadInput(f"configuration {number}: expected a number from 0 to {len(experiment.configs) - 1}")
+        return number
 
     def export(self, to: str, config: Optional[int] = None, model: str = "MODEL") -> str:
         """Return a configuration (default: the winner) as command or file of vllm, sglang, mindie or llm-serving."""
@@ -133,9 +144,6 @@ class SweepResult(StudyResult[Summary]):
             raise BadInput(f"sweep {self.summary.experiment.name}: no configuration is eligible")
         return self.summary.winner.config
 
-    def _config(self, config: Optional[int]) -> int:
-        return self.winner if config is None else config
-
     def scenario(self, config: Optional[int] = None) -> Tree:
         """Return the scenario of a configuration (default: the winner), as input of `servesim.run`."""
         return self.summary.experiment.scenario(self._config(config))
@@ -153,9 +161,7 @@ class SweepResult(StudyResult[Summary]):
     def compared_runs(self, config: Optional[int] = None) -> ComparedRuns:
         """Return the runs of a configuration (default: the winner) as a side of a comparison."""
         number = self._config(config)
-        row = next((row for row in self.summary.rows if row.config == number), None)
-        if row is None:
-            raise BadInput(f"configuration {number}: expected a number from 0 to {len(self.summary.rows) - 1}")
+        row = next(row for row in self.summary.rows if row.config == number)
         return from_row(self.summary, row, f"{self.summary.experiment.name}: {row.label}")
 
     def run(
@@ -280,11 +286,6 @@ class RateSweepResult(StudyResult[RateSummary]):
         return pd.DataFrame([frame_row(columns, curve) for curve in self.summary.curves]).set_index("config")
 
     @property
-    def winner(self) -> Optional[int]:
-        """The configuration with the highest capacity, None without one."""
-        return None if self.summary.winner is None else self.summary.winner.config
-
-    @property
     def rate(self) -> Optional[float]:
         """The highest tested rate at which the winner meets the constraints; None if nothing meets them."""
         winner = self.summary.winner
@@ -298,13 +299,9 @@ class RateSweepResult(StudyResult[RateSummary]):
         number, at = self._config(config), self.rate if rate is None else rate
         if at is None:
             raise BadInput(f"{self.summary.experiment.name}: expected a rate, because no rate meets the constraints")
+        if not is_number(at, MIN_RATE, MAX_RATE):
+            raise BadInput(f"rate: expected requests per second from {MIN_RATE:g} to {MAX_RATE:g}, got {at!r}")
         return self.summary.scenario(number, at)
-
-    def _config(self, config: Optional[int]) -> int:
-        number = self.winner if config is None else config
-        if number is None:
-            raise BadInput(f"{self.summary.experiment.name}: no configuration wins by capacity; choose a number")
-        return number
 
     def plot(self, metric: Optional[str] = None, axes: Any = None, top: int = 6) -> Any:
         """Draw a metric over the rate for the best configurations and the baseline; return the matplotlib axes.

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Optional, Union
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 from servesim.core.limits import (
     MAX_CONFIGS,
     MAX_DRAWS,
@@ -80,6 +80,12 @@ class Steady(Keys):
     warm_up: Number = Field(STEADY[0], ge=0, lt=1)
     drain: Number = Field(STEADY[1], ge=0, lt=1)
 
+    @model_validator(mode="after")
+    def _leaves_a_part(self) -> Steady:
+        if self.warm_up + self.drain >= 1:
+            raise ValueError("warm_up and drain that are together less than 1")
+        return self
+
 
 class StudyFile(Keys):
     """The keys that sweep files and search files share."""
@@ -125,6 +131,11 @@ class StudyFile(Keys):
             if isinstance(grid, Mapping) and "server_config" in grid:
                 raise invalid_error(f"server_config: {ONE_SERVER}")
         return settings
+
+    @field_validator("steady", mode="before")
+    @classmethod
+    def _keys_or_switch(cls, steady: Any) -> Any:
+        return Steady.model_validate(steady) if isinstance(steady, Mapping) else steady
 
     @property
     def steady_window(self) -> Optional[tuple[float, float]]:

@@ -144,3 +144,31 @@ def test_a_sweep_without_charts_says_so(tmp_path: Path, capsys: pytest.CaptureFi
     assert run_sim(capsys, "sweep", file, "-j", "1", "-q", "--no-report", "-o", out).code == 0
     said = run_sim(capsys, "plot", out)
     assert said.code == 0 and said.out == "" and "sim: warning: " in said.error and "no chart" in said.error
+
+
+def test_a_wrong_configuration_or_rate_of_a_result_is_one_line() -> None:
+    keys: dict[str, Any] = {"base": constant(1.0, 5), "params": {"policy.delay_factor": [0, 0.1]}}
+    swept, rates = servesim.sweep(**keys), servesim.sweep(**keys, rates=[1, 2])
+    last = len(swept.table) - 1
+    for number in (-1, last + 1):
+        for read in (swept.scenario, swept.run, swept.compare, lambda config: rates.scenario(config, 1)):
+            with pytest.raises(BadInput, match=f"configuration {number}: expected a number from 0 to {last}"):
+                read(number)
+    for rate in (-1, 0, float("nan")):
+        with pytest.raises(BadInput, match="rate: expected requests per second from"):
+            rates.scenario(0, rate)
+    with pytest.raises(BadInput, match="no configuration wins by capacity"):
+        rates.scenario(rate=1)
+
+
+@pytest.mark.parametrize(
+    ("steady", "problem"),
+    [
+        ({"warm_up": 0.6, "drain": 0.4}, "steady: expected warm_up and drain that are together less than 1"),
+        ({"warm_up": 2}, r"steady\.warm_up: expected less than 1, got 2"),
+        ({"warmup": 0.1}, r"steady\.warmup: unknown key; known: warm_up, drain"),
+    ],
+)
+def test_a_wrong_window_names_its_key_and_leaves_a_part_of_the_run(steady: dict[str, float], problem: str) -> None:
+    with pytest.raises(BadInput, match=problem):
+        servesim.sweep(base=constant(1.0, 5), params={}, steady=steady)
