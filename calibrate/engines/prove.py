@@ -209,7 +209,8 @@ def random_scenario(rng: random.Random) -> dict[str, Any]:
         workload["prefixes"] = {"count": rng.randint(1, 4), "tokens": [10, 150], "share": 0.8}
     if rng.random() < 0.3:
         workload["sessions"] = {"turns": [1, 4], "think_time": 0.5}
-    engine = {"num_blocks": blocks, "block_size": block_size, "max_model_len": rng.choice([600, LONGEST])}
+    engine: dict[str, Any] = {"num_blocks": blocks, "block_size": block_size}
+    engine["max_model_len"] = rng.choice([600, LONGEST])
     if rng.random() < 0.3:
         engine["client_timeout"] = rng.choice([0.3, 1, 3])
     return {"workload": workload, "engine": engine, "profile": COST, "seed": rng.randrange(1000)}

@@ -51,6 +51,9 @@ class VLLMRules(CachingRules):
         self.empty_step = 0.001  # its loop sleeps after a step without a model call
         self.appends_all = version < (0, 24, 0)
         self.counts_lookups = version < (0, 27, 0)
+        self.caps_windows = version >= (0, 20, 0)  # an admission counts only what a window needs of the whole prompt
+        self.frees_computed = version < (0, 26, 0)  # a window also leaves behind blocks that a step in flight reads
+        self.retains_all = version < (0, 29, 0)  # blocks with windows keep their names, if no interval is set
         self.counts_preempted_apart = version >= (0, 11, 1)
 
     def slots(self, policy: Policy) -> Optional[int]:
@@ -74,7 +77,7 @@ class VLLMRules(CachingRules):
         cache = state.prefix_cache
         if isinstance(cache, GroupCache):
             cache.carry_out(plan.extra or ())  # none if the engine itself aborts requests
-            if plan.chunks and state.overlaps:
+            if plan.chunks and state.overlaps and not self.frees_computed:
                 cache.newest = {chunk.request: chunk.tokens for chunk in plan.chunks}
             return
         if cache is None or not plan.moves.preempt:
@@ -140,9 +143,15 @@ class VLLMRules(CachingRules):
     def make_cache(self, state: ServerState, host_blocks: int) -> tuple[Optional[KvCache], Optional[CacheDraft]]:
         if state.kv_cache_groups:
             interval = getattr(state.policy, "prefix_cache_retention_interval", 0)
-            in_flight, longest = (self.token_budget(state.policy) or 0) * self.steps_in_flight, state.view.max_model_len
+            if self.retains_all and not interval:
+                interval = None
+            in_flight, longest = self.token_budget(state.policy) or 0, state.view.max_model_len or FOREVER
+            if not self.caps_windows:
+                in_flight = FOREVER
+            elif not self.frees_computed:
+                in_flight *= self.steps_in_flight
             rules = WindowRules(
-                state.kv_cache_groups, state.pool.block_size, interval, self.drafting, in_flight, longest or FOREVER
+                state.kv_cache_groups, state.pool.block_size, interval, self.drafting, in_flight, longest
             )
             state.limits.most_blocks = [kind.most for kind in rules.kinds for _ in kind.groups]
             groups = GroupCache(state.pool, rules, self.has_prefix_cache, self.counts_preempted_apart, self.appends_all)

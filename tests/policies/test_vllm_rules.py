@@ -388,6 +388,36 @@ def test_0_11_0_runs_one_more_asynchronous_decode_than_the_output_has_tokens(ver
     assert (request.written, loop.calls) == (5, calls)
 
 
+# -- V1 with KV cache groups ---------------------------------------------------------------------------------------
+
+# by the real versions: the batches after the first request has ended
+ALONE = [["c", 16]] * 3 + [["c", 12], ["c", 1]]
+WINDOW_BATCHES: dict[str, list[list[list[Any]]]] = {
+    "0.19.0": [[["b", 10]], [["b", 1]], [["b", 1]], *[[row] for row in ALONE]],  # no limit of what a window needs
+    "0.24.0": [
+        [["b", 10], ["c", 6]], [["b", 1], ["c", 15]], [["b", 1], ["c", 15]], [["c", 16]], [["c", 8]], [["c", 1]],
+    ],
+    "0.27.0": [  # blocks that a step in flight reads stay
+        [["b", 10]], [["b", 1]], [["b", 1], ["c", 15]], [["c", 16]], [["c", 16]], [["c", 13]], [["c", 1]],
+    ],
+    "0.32.0": [  # windows keep the names of few blocks
+        [["b", 16]], [["b", 14]], [["b", 1]], [["b", 1], ["c", 15]], [["c", 16]], [["c", 16]], [["c", 13]],
+        [["c", 1]],
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("version", WINDOW_BATCHES)
+def test_each_version_has_its_own_rules_for_windows(version: str) -> None:
+    knobs = {"num_blocks": 38, "block_size": 4, "max_model_len": 100, "groups": [None, 8]}
+    table = [["a", 0, 30, 3, 0], ["b", 6, 30, 3, 0], ["c", 6, 60, 2, 0]]
+    content = {"a": [["text", 20], ["a", 10]], "b": [["text", 20], ["b", 10]], "c": [["c", 60]]}
+    policy = VLLMV1(version=version, max_num_batched_tokens=16, max_num_seqs=8)
+    played = play(Recording({"knobs": knobs, "cost": TICK}, table, [], content=content), policy)
+    batches = [[row[:2] for row in step["sched"]] for step in played.busy_steps]
+    assert batches == [[["a", 16]], [["a", 14]], [["a", 1]], [["a", 1]], *WINDOW_BATCHES[version]]
+
+
 # -- V1 with speculative decoding ----------------------------------------------------------------------------------
 
 
