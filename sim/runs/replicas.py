@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from operator import add
 from typing import Any, Optional
 
@@ -87,7 +88,7 @@ def replicas_of(fleet: Fleet, requests: Sequence[Request], makespan: float) -> O
         return None
     table = RunRequests.of(requests)
     ids = plain(values_of(table.asked, "id"))
-    numbers = np.fromiter((fleet.replica_of.get(id, -1) for id in ids), np.int64, len(table))
+    numbers = np.fromiter(map(fleet.replica_of.get, ids, repeat(-1)), np.int64, len(table))
     columns = [table.column(name).copy() for name in ("written", "preemptions")]  # read once, not for each replica
     columns += [table.finished, table.column("first_token") - table.column("sent")]
     parts = [[column[numbers == number] for column in columns] for number in range(len(fleet.replicas))]
