@@ -16,7 +16,7 @@ SOURCES := $(shell find sim policies routers calibrate traces -name '*.py' -o -n
 # is a C compiler; `make compile` fails without one.
 $(VENV)/.servesim: setup.py setup.cfg pyproject.toml constraints.txt tools/install.sh $(SOURCES)
 	@command -v $${CC:-cc} > /dev/null && echo "Installing, and compiling the engine: about two minutes on two cores, only once." || \
-		echo "There is no C compiler: this is plain Python, and sweeps take about three times as long."
+		echo "There is no C compiler: this is plain Python, and sweeps take several times as long."
 	@tools/install.sh $(PYTHON) $(VENV) '.[replay]'
 	@touch $@
 	@! $(BIN)/sim --version | grep -q '(compiled)' || touch $(VENV)/.compiled

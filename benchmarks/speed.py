@@ -37,7 +37,7 @@ from servesim.core import ClientRequest
 from servesim.costs.device_profile import load_profile
 from servesim.policies import POLICIES
 from servesim.runs.request_rows import request_rows
-from servesim.runs.simulate import Run, load_trace, simulate
+from servesim.runs.simulate import load_trace, simulate
 from servesim.traces.read.formats import load
 from servesim.traces.trace import RequestTable, Trace, gc_disabled, table_of
 from servesim.version import is_compiled
@@ -286,23 +286,30 @@ def time_fleet() -> None:
     alone = scenario_from(tree)
     trace = load_trace(alone)
 
-    def timed(scenario: Scenario, requests: Trace) -> tuple[float, Run]:
-        start = time.process_time()
-        run = simulate(scenario, requests)
-        return time.process_time() - start, run
+    def timed(scenario: Scenario, *parts: Trace) -> Timing:
+        """Time one run of each part. The speed of the machine may change, so the bare loop is timed around each run."""
+        timings, before = [], simpy_timeout_rate()
+        for part in parts:
+            start = time.process_time()
+            run = simulate(scenario, part)
+            seconds, after = time.process_time() - start, simpy_timeout_rate()
+            timings.append(Timing(seconds, (before + after) / 2, run.calls))
+            before = after
+        seconds = sum(each.seconds for each in timings)
+        return Timing(seconds, sum(each.timeouts for each in timings) / seconds, sum(each.steps for each in timings))
 
     for router in ("round-robin", "random", "least-requests", "vllm-dp"):
         fleet = scenario_from({**tree, "cluster": {"replicas": REPLICAS, "router": router}})
         shares: list[list[ClientRequest]] = [[] for _ in range(REPLICAS)]
-        replicas = timed(fleet, trace)[1].replicas
+        replicas = simulate(fleet, trace).replicas
         assert replicas is not None
         for request in trace.requests:
             shares[replicas.replica_of[request.id]].append(request)
         parts = [Trace(table_of(share), trace.source, trace.format) for share in shares]
-        pairs = [(timed(fleet, trace)[0], sum(timed(alone, part)[0] for part in parts)) for _ in range(3)]
-        seconds, share = min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)
+        pairs = [(timed(fleet, trace), timed(alone, *parts)) for _ in range(5)]
+        ratio, seconds = median(pair[0].timeouts / pair[1].timeouts for pair in pairs), pairs[0][0].seconds
         limit = target(FLEET_TARGET) if router in ("round-robin", "random") else math.inf
-        text = f"{seconds / share:7.2f} times 16 shares{judge(seconds / share, limit, '')}"
+        text = f"{ratio:7.2f} times 16 shares{judge(ratio, limit, '')}"
         print(f"{f'16 replicas, {router}':<28} {seconds:7.3f} s {text}", flush=True)
 
 
