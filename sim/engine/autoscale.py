@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
-from typing import Any, Callable, Optional
+from collections.abc import Generator
+from typing import Any
 
 import simpy
-from servesim.core import Request, StepCost
-from servesim.routers.router import Router
 
-from .changes import Changes, Scaling, Start
+from .changes import Scaling, Start
 from .faults import ChangingFleet
-from .fleet import Ask
-from .loop import Loop
-from .replica import Replica
-from .transfers import Transfers
 
 
 class ScaledFleet(ChangingFleet):
     """A fleet with rules that add and remove replicas; faults may change it, too."""
 
-    def __init__(
-        self, replicas: Sequence[Replica], router: Router, requests: Sequence[Request], ask: Ask, seed: int,
-        staleness: float, rebuild: Callable[[int], Loop], slow_down: Callable[[StepCost, float], StepCost],
-        changes: Changes, transfers: Optional[Transfers] = None,
-        decode: Optional[tuple[Router, Sequence[int]]] = None,
-    ) -> None:  # fmt: skip
-        super().__init__(
-            replicas, router, requests, ask, seed, staleness, rebuild, slow_down, changes, transfers, decode
-        )
-        self._ticks = [rule.interval for rule in changes.scaling]  # next decisions of the rules
-        if changes.scaling:
+    _ticks: list[float]  # next decisions of the rules
+
+    def _start_changes(self) -> None:
+        super()._start_changes()
+        self._ticks = [rule.interval for rule in self._changes.scaling]
+        if self._ticks:
             self._env.process(self._run_scaling())
 
     def _horizon(self, number: int) -> float:

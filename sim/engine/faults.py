@@ -60,7 +60,11 @@ class ChangingFleet(Fleet):
         self._removed: list[tuple[int, float, float]] = []  # replicas, times of their order and of their end
         self.retried = 0
         self._set_present()
-        for fault in changes.faults:
+        self._start_changes()
+
+    def _start_changes(self) -> None:
+        """Start the processes that change the fleet."""
+        for fault in self._changes.faults:
             self._env.process(self._run_fault(fault))
 
     def run(self) -> float:
