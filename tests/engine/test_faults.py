@@ -353,6 +353,11 @@ def test_blocks_of_a_decode_replica_that_crashed_stay_on_the_prefill_side_until_
     assert [request.outcome for request in done.requests] == ["lost", "lost", "lost"]
     # The third prefill starts when the blocks of the others are free.
     assert done.end == pytest.approx(0.5 if timeout is None else 4.0, abs=0.1)
+    # Its own blocks are free after another time-out, when no answer is left.
+    fleet, _ = build_fleet(done.scenario, done.scenario.fleet, copy_requests(requests), [], True, done.profile)
+    fleet.run()
+    assert fleet.loops[0].port.freed_at == pytest.approx(0.5 if timeout is None else 2 * 4.0, abs=0.1)
+    assert not fleet.loops[0].server.kept
 
 
 def test_a_prefill_replica_that_restarts_stays_until_its_kv_is_copied() -> None:
