@@ -58,6 +58,19 @@ def test_the_answer_is_a_command_with_figures_and_its_sweeps_can_be_repeated(
     assert (small / "again" / "best.yaml").read_text() == (folder / "sweep" / "best.yaml").read_text()
 
 
+def test_the_error_of_derived_times_is_known_for_vllm_only(
+    small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runs that derived times were compared with are those of vLLM on GPUs."""
+    one = tunings()["mindie"]._replace(grids=[{"policy.max_batch_size": (100, 200)}])
+    monkeypatch.setattr(recommending, "tunings", lambda: {"mindie": one})
+    names = ("--engine", "mindie", "--model", "qwen3-8b", "--device", "910B4")
+    said = run_sim(capsys, *QUESTION, *names, "--json")
+    assert said.code == 0 and json.loads(said.out)["expected_error"] == {}, said.error
+    said = run_sim(capsys, *QUESTION, *names)
+    assert said.code == 0 and "Expected error: not known: derived step times" in said.out
+
+
 def test_a_combination_that_the_engine_refuses_cannot_be_the_answer(
     small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
