@@ -1,4 +1,4 @@
-"""A clock for tests of the probe: steps of the fake backend take no real time, and exactly that of their cost model."""
+"""A clock for tests of the probe and of replays: steps of the fake backend take no real time, and exactly that of their cost model."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ class VirtualTime:
     def perf_counter(self) -> float:
         self.now += 1e-7
         return self.now
+
+    monotonic = perf_counter
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds

@@ -1,9 +1,13 @@
-"""The GPU replay benchmark on a fake backend: every recorded run is in the table."""
+"""The GPU replay benchmark on a fake backend: every recorded run is in the table.
+
+The clock is virtual: a busy machine would delay steps, and a fit rejects times that do not follow from their shapes.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ from servesim.calibrate.device.backend import MODELS
 from servesim.calibrate.device.fake import FakeBackend
 
 from ...conftest import ROOT
+from ..probe.virtual_time import VirtualTime
 
 COST = {"base": 5e-4, "prefill_token": 2e-6, "decode_row": 1e-5, "context": 1e-8, "swap_block": 1e-5}
 
@@ -19,6 +24,9 @@ COST = {"base": 5e-4, "prefill_token": 2e-6, "decode_row": 1e-5, "context": 1e-8
 @pytest.fixture
 def scripts(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    clock = VirtualTime()
+    for name in ("perf_counter", "monotonic", "sleep"):  # of the module itself: compiled modules have a reference to it
+        monkeypatch.setattr(time, name, getattr(clock, name))
     yield
     for name in ("replay_settings", "replay_session", "replay_table"):
         sys.modules.pop(name, None)
