@@ -57,10 +57,10 @@ test: $(VENV)/.compiled lint
 	SERVESIM_COMPILE=1 $(BIN)/python -Im pytest $(PARALLEL) --dist worksteal -m 'not slow and not kbk and not live and not ascend'
 
 # The site, then documents, notebooks, wheels, kills, fuzzing and MindSpore by file, because these files share costly fixtures. Then the
-# tests that go by the wall clock, one by one.
+# tests that go by the wall clock, one by one; they get three tries, because another process may delay a step.
 test-all: test kbk docs
 	SERVESIM_COMPILE=1 $(BIN)/python -Im pytest $(PARALLEL) --dist loadfile -m '(slow or kbk) and not live and not ascend'
-	$(BIN)/python -Im pytest -m live
+	$(BIN)/python -Im pytest -m live --reruns 2
 
 # The installed versions of all packages that the tests use.
 versions: $(VENV)/.compiled $(VENV)/.packages kbk
