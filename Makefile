@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 EXTRAS := dev,replay,search,cluster,parquet,tokenizers,notebooks
 RECOMMEND := sim recommend --model llama-3.1-8b --device H100 --rate 20 --prompt 1200 --output 200 \
 	--system-prompt 1000 --subject-to 'p99_ttft_ms <= 1000'
-PARALLEL := -n auto --maxprocesses 8
+PARALLEL := -n auto
 SOURCES := $(shell find sim policies routers calibrate traces -name '*.py' -o -name '*.yaml' -o -name '*.html' -o -name '*.js' -o -name '*.css' -o -name '*.csv*')
 
 .PHONY: demo compile test test-all versions lint docs renew bench kbk vllm clean

@@ -46,6 +46,11 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("default" if config.getoption("--search") else "repeatable")
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Return the workers of `-n auto`: one more than cores, because a test waits for a process or a clock now and then."""
+    return min(8, (os.cpu_count() or 1) + 1)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Draw more examples with `--search`."""
     factor = config.getoption("--search") or 1
