@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Return the workers of `-n auto`: one more than cores, because a test waits for a process or a clock now and then."""
+    """Return the workers of `-n auto`: one more than cores, because tests also wait for processes and clocks."""
     return min(8, (os.cpu_count() or 1) + 1)
 
 

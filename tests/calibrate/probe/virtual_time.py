@@ -1,4 +1,4 @@
-"""A clock for tests of the probe and of replays: steps of the fake backend take no real time, and exactly that of their cost model."""
+"""A clock for tests of the probe and of replays: a step of the fake backend takes only the time of its cost model."""
 
 from __future__ import annotations
 
