@@ -8,6 +8,7 @@ EXTRAS := dev,replay,search,cluster,parquet,tokenizers,notebooks
 RECOMMEND := sim recommend --model llama-3.1-8b --device H100 --rate 20 --prompt 1200 --output 200 \
 	--system-prompt 1000 --subject-to 'p99_ttft_ms <= 1000'
 PARALLEL := -n auto
+TRIES := --reruns 2 -r Rs # another program may delay a process that a test waits for; a fault fails every time
 SOURCES := $(shell find sim policies routers calibrate traces -name '*.py' -o -name '*.yaml' -o -name '*.html' -o -name '*.js' -o -name '*.css' -o -name '*.csv*')
 
 .PHONY: demo compile test test-all versions lint docs renew bench kbk vllm clean
@@ -54,13 +55,13 @@ vllm:
 
 # The suite tests the compiled package. tests/compiled compares the bytes that it and plain Python write for 500 scenarios.
 test: $(VENV)/.compiled lint
-	SERVESIM_COMPILE=1 $(BIN)/python -Im pytest $(PARALLEL) --dist worksteal -m 'not slow and not kbk and not live and not ascend'
+	SERVESIM_COMPILE=1 $(BIN)/python -Im pytest $(PARALLEL) $(TRIES) --dist worksteal -m 'not slow and not kbk and not live and not ascend'
 
 # The site, then documents, notebooks, wheels, kills, fuzzing and MindSpore by file, because these files share costly fixtures. Then the
-# tests that go by the wall clock, one by one; they get three tries, because another process may delay a step.
+# tests that go by the wall clock, one by one.
 test-all: test kbk docs
-	SERVESIM_COMPILE=1 $(BIN)/python -Im pytest $(PARALLEL) --dist loadfile -m '(slow or kbk) and not live and not ascend'
-	$(BIN)/python -Im pytest -m live --reruns 2
+	SERVESIM_COMPILE=1 $(BIN)/python -Im pytest $(PARALLEL) $(TRIES) --dist loadfile -m '(slow or kbk) and not live and not ascend'
+	$(BIN)/python -Im pytest $(TRIES) -m live
 
 # The installed versions of all packages that the tests use.
 versions: $(VENV)/.compiled $(VENV)/.packages kbk

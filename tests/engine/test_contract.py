@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from servesim.core import Request
 from servesim.core.content import content_of_pieces
@@ -58,7 +58,7 @@ CHECKS = {
 
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=25)
 @given(data=st.data())
 def test_random_settings_follow_the_contract(name: str, check: str, data: st.DataObject) -> None:
     kind = POLICIES[name]

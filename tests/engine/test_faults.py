@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput, ClientRequest
@@ -81,7 +81,7 @@ SLOW_TRANSFERS = {
 }
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(
     cluster=clusters(), policy=st.sampled_from(POLICIES), seed=st.integers(0, 99), follow=st.sampled_from([0.0, 0.4])
 )
@@ -145,7 +145,7 @@ def check_sums(run: Run) -> None:
         assert max(row["peak_kv_usage"] for row in rows) == result.get("peak_kv_usage", 0)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30)
 @given(
     cluster=clusters(), policy=st.sampled_from(POLICIES), seed=st.integers(0, 99), follow=st.sampled_from([0.0, 0.4]),
     engine=st.sampled_from(

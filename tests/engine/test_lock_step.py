@@ -6,7 +6,7 @@ import io
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from servesim.config.registry import make_policy
 from servesim.core import BadInput, Policy, Request, Stuck
@@ -60,7 +60,7 @@ def test_no_rank_goes_on_after_one_is_stuck() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=25)
 @given(data=st.data())
 def test_ranks_without_requests_change_nothing(name: str, data: st.DataObject) -> None:
     policy, world = draw_policy(name, data), data.draw(worlds())
@@ -73,7 +73,7 @@ def test_ranks_without_requests_change_nothing(name: str, data: st.DataObject) -
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=25)
 @given(data=st.data())
 def test_no_rank_loses_requests_or_blocks(name: str, data: st.DataObject) -> None:
     file = io.StringIO()

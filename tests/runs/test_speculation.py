@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from servesim.cli import main
 from servesim.config.scenario import scenario_from
@@ -272,7 +272,7 @@ def test_a_request_that_joins_before_a_decision_without_a_call_takes_its_blocks_
     assert pool.free == pool.total
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=150)
 @given(tree=tight_scenarios(), requests=requests_of())
 def test_every_request_gets_its_tokens_and_frees_its_blocks(
     tree: dict[str, Any], requests: list[ClientRequest]

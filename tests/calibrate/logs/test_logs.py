@@ -10,7 +10,7 @@ from typing import Any, Optional
 import numpy as np
 import pytest
 import yaml
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from servesim.calibrate.logs.fit import LogFit, fit_logs, jackknife
 from servesim.calibrate.logs.least_squares import Solution
@@ -77,9 +77,7 @@ def fit(folder: Path, runs: list[dict[str, Any]], start: LinearCost = START, lea
 
 
 # Every example is a slow fit: always the same examples, without shrinking.
-SLOW = settings(
-    deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate]
-)
+SLOW = settings(derandomize=True, phases=[Phase.explicit, Phase.generate])
 costs = st.builds(
     LinearCost,
     prefill=st.floats(0.02, 0.1),

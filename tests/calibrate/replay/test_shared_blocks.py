@@ -10,7 +10,7 @@ from typing import Any, Optional
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from servesim.calibrate.device.backend import MODELS
 from servesim.calibrate.device.fake import FakeBackend
@@ -133,7 +133,7 @@ def workloads(draw: Any) -> tuple[Scenario, list[Request]]:
     return scenario_from({"policy": policy, "engine": engine}), requests
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150)
 @given(workloads())
 def test_live_runs_find_and_evict_the_blocks_of_the_simulation(drawn: tuple[Scenario, list[Request]]) -> None:
     LiveResult(*drawn).check()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from servesim.core import BadInput
 from servesim.traces.read.formats import load
@@ -157,13 +157,13 @@ def check_load(data: bytes, name: str = "trace") -> None:
         before = request.arrival
 
 
-@settings(max_examples=700, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=700)
 @given(damaged_file())
 def test_a_damaged_file_gives_a_valid_trace_or_a_one_line_error(data: bytes) -> None:
     check_load(data)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=200))
 @example(b"{")
 @example(b"[")
@@ -188,7 +188,7 @@ KEYS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=400)
 @given(st.lists(st.dictionaries(st.sampled_from(KEYS), json_values, min_size=1, max_size=6), min_size=1, max_size=3))
 def test_known_keys_with_random_values_give_a_valid_trace_or_a_one_line_error(rows: list[dict[str, object]]) -> None:
     check_load("".join(json.dumps(row) + "\n" for row in rows).encode())
