@@ -119,7 +119,7 @@ def describe_server(client: EndpointClient, labels: Mapping[str, Any]) -> dict[s
     return {
         "name": labels.get("name"),
         "device": labels.get("device") or f"behind {client.url}",
-        "model": labels.get("model") or getattr(client.api, "model", None),
+        "model": labels.get("model") or client.api.model,
         "date": time.strftime("%Y-%m-%d"),
         "versions": {"servesim": __version__},
         "endpoint": {"url": client.url, "api": client.api.path},
