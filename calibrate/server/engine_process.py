@@ -102,8 +102,9 @@ class EngineLoop(LiveDriver):
             pairs = [(r, token) for r, token in zip(self.history.row_requests, call.tokens) if r is not None]
             self._tokens = [[request.id, token] for request, token in pairs]
             # A later prompt may contain the answer, so its tokens become a part of the text.
-            for request, token in () if server.prefix_cache is None else pairs:
-                text = server.prefix_cache.text_of(request) if request.status != "done" else None
+            cache = server.prefix_cache
+            for request, token in pairs:
+                text = None if cache is None or request.status == "done" else cache.text_of(request)
                 if text is not None:  # its last piece is the rest of the answer, which is not known yet
                     text.names.insert(-1, token)
                     text.ends.insert(-1, text.ends[-2] + 1)
