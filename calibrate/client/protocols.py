@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from typing import Any, NamedTuple, Optional, Protocol
+from typing import Any, NamedTuple, Optional
 
 from servesim.core import BadInput, Request
 
@@ -34,38 +34,37 @@ class Event(NamedTuple):
     token_ids: Optional[list[int]] = None  # if the server sends them
 
 
-class Api(Protocol):
+class Api:
     """One HTTP interface."""
 
-    path: str
-    closes: bool  # whether the server closes the connection after one request
-    prompts: Prompts
+    path = ""
+    closes = False  # whether the server closes the connection after one request
+    model: Optional[str] = None  # that requests name
+
+    def __init__(self, prompts: Prompts = UNSEEDED) -> None:
+        self.prompts = prompts
 
     def body(self, request: Request) -> dict[str, Any]:
         """Return the body of a request."""
+        raise NotImplementedError
 
     def adapt_to(self, refusal: str) -> None:
         """Leave out of later bodies an option that the server refused with this text."""
 
     def event(self, line: bytes) -> Event:
         """Parse one line of the response stream."""
+        raise NotImplementedError
 
 
-class LlmServing:
+class LlmServing(Api):
     """MindSpore llm-serving's generate_stream, with the request body of performance_serving."""
 
     path = "/models/llama2/generate_stream"
     closes = True
 
-    def __init__(self, prompts: Prompts = UNSEEDED) -> None:
-        self.prompts = prompts
-
     def body(self, request: Request) -> dict[str, Any]:
         parameters = {"do_sample": "False", "return_full_text": "True", "max_new_tokens": output_length(request)}
         return {"inputs": self.prompts.words(request, BOS_TOKENS), "stream": True, "parameters": parameters}
-
-    def adapt_to(self, refusal: str) -> None:
-        pass
 
     def event(self, line: bytes) -> Event:
         if line.startswith(b":"):
@@ -85,16 +84,15 @@ class LlmServing:
         return Event(tokens=1, text=text, token_ids=[number] if isinstance(number, int) else None)
 
 
-class OpenAI:
+class OpenAI(Api):
     """OpenAI's completions. The prompt is a list of token ids, so its length is exact."""
 
     path = "/v1/completions"
-    closes = False
     running_count = True  # ask for the number of tokens so far: an event can have several
 
     def __init__(self, model: str, prompts: Prompts = UNSEEDED) -> None:
+        super().__init__(prompts)
         self.model = model
-        self.prompts = prompts
 
     def adapt_to(self, refusal: str) -> None:
         self.running_count = self.running_count and RUNNING_COUNT not in refusal

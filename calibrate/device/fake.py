@@ -134,22 +134,12 @@ class FakeBackend(Backend):
         wait_until(self.busy_until)
 
     def describe(self) -> dict[str, Any]:
-        about: dict[str, Any] = {
-            "backend": self.name,
-            "device": "fake",
-            "kernels": "fake",
-            "sampling": self.sampling,
-            "versions": {},
-        }
-        if self.model is not None:
-            about.update(
-                model=asdict(self.model),
-                dtype=self.model.dtype,
-                blocks=self.cache.shape[0],
-                block_size=self.cache.shape[1],
-                host_blocks=self.host.shape[0],
-            )
-        return about
+        names = {"backend": self.name, "device": "fake", "kernels": "fake", "sampling": self.sampling, "versions": {}}
+        if self.model is None:
+            return names
+        blocks, block_size = self.cache.shape
+        cache = {"blocks": blocks, "block_size": block_size, "host_blocks": self.host.shape[0]}
+        return {**names, "model": asdict(self.model), "dtype": self.model.dtype, **cache}
 
 
 def read_terms(terms: Any) -> dict[str, SamplingTerm]:

@@ -54,22 +54,6 @@ def import_worker() -> Any:
     return importlib.import_module("servesim.calibrate.device.worker")
 
 
-def probe_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings of the probe. A later session in the same folder must use the same."""
-    names = ("backend", "model", "num_blocks", "block_size", "host_blocks", *GRID)
-    settings = {name: getattr(args, name) for name in names}
-    return settings if args.max_seq_len is None else {**settings, "max_seq_len": args.max_seq_len}
-
-
-def check_same(path: Path, settings: dict[str, Any], worker: Any) -> None:
-    """Raise BadInput if the folder was probed with other settings: its samples would be taken for other steps."""
-    earlier = importlib.import_module("servesim.files.read").read_json(path)["settings"] if path.exists() else settings
-    for key in sorted({*settings, *earlier} - {"budget", "precision"}):
-        before, now = earlier.get(key), settings.get(key)
-        if before != now:
-            worker.bad_input(f"{path.parent}: was probed with {key} {before}, now {now}; use another folder")
-
-
 def main() -> int:
     """Probe; an error of the input or of the disk is one line and exit code 2."""
     args = parse_arguments()
@@ -85,14 +69,20 @@ def probe_device(args: argparse.Namespace, worker: Any) -> int:
     """Probe; write every sample at once."""
     probe = importlib.import_module("servesim.calibrate.probe.measure")
     samples = importlib.import_module("servesim.calibrate.probe.samples")
-    settings = probe_settings(args)
-    path = Path(args.output, "samples.csv")
-    check_same(path.with_name("probe.yaml"), settings, worker)
+    read, write, table = (importlib.import_module(f"servesim.files.{name}") for name in ("read", "write", "step_table"))
+    names = ("backend", "model", "num_blocks", "block_size", "host_blocks", *GRID)
+    settings = {name: getattr(args, name) for name in names}
+    settings.update({} if args.max_seq_len is None else {"max_seq_len": args.max_seq_len})
+    path, described = Path(args.output, "samples.csv"), Path(args.output, "probe.yaml")
+    earlier = read.read_json(described)["settings"] if described.exists() else settings
+    for key in sorted({*settings, *earlier} - {"budget", "precision"}):  # with others, these are samples of other steps
+        before, now = earlier.get(key), settings.get(key)
+        if before != now:
+            worker.bad_input(f"{path.parent}: was probed with {key} {before}, now {now}; use another folder")
     backend = worker.open_backend({"backend": args.backend, "options": dict(args.option)})
     cache = {"blocks": args.num_blocks, "block_size": args.block_size, "host_blocks": args.host_blocks}
     about = worker.load(backend, {"model": args.model, "weights": args.weights, **cache}, lambda report: None)
-    write, table = (importlib.import_module(f"servesim.files.{name}") for name in ("write", "step_table"))
-    write.write_json(path.with_name("probe.yaml"), {"settings": settings, "about": about})  # JSON is YAML
+    write.write_json(described, {"settings": settings, "about": about})  # JSON is YAML
 
     def append(report: dict[str, Any]) -> None:
         table.append_steps(path, report.pop("rows"))
@@ -103,8 +93,7 @@ def probe_device(args: argparse.Namespace, worker: Any) -> int:
     result = probe.run(backend, {**settings, "resume": rows}, append)
     table.write_steps(path, probe.COLUMNS, result["rows"])
     about = about if result["power"] is None else {**about, "power": result["power"]}
-    described = {"settings": settings, "about": about, "sampling": result["sampling"] or None}
-    write.write_json(path.with_name("probe.yaml"), described)
+    write.write_json(described, {"settings": settings, "about": about, "sampling": result["sampling"] or None})
     print(f"{path}: {result['known']} of {result['points']} points precise, {len(result['failed'])} failed")
     return 130 if result["interrupted"] else 0
 

@@ -136,22 +136,14 @@ def serve(lines: Iterable[str], out: IO[str]) -> None:
         except BrokenPipeError:
             return
         except Exception as error:
-            send("error", error_to_dict(error))
+            kind, message = type(error).__name__, first_line(error)
+            send("error", {"kind": kind, "message": message, "traceback": traceback.format_exc()})
 
 
 def about_interpreter() -> dict[str, Any]:
     """Return the interpreter of this process and the folder of servesim."""
     package = os.path.dirname(str(importlib.import_module("servesim").__file__))
     return {"python": sys.version.split()[0], "executable": sys.executable, "pid": os.getpid(), "package": package}
-
-
-def error_to_dict(error: Exception) -> dict[str, str]:
-    """Return an exception as its kind, one line, and its traceback."""
-    return {
-        "kind": type(error).__name__,
-        "message": first_line(error),
-        "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
-    }
 
 
 def first_line(error: BaseException) -> str:
@@ -182,8 +174,9 @@ def exit_with_parent(parent: int) -> None:
 def find_packages() -> None:
     """Make servesim importable relative to this file."""
     here = os.path.dirname(os.path.abspath(__file__))
-    # This folder has a sub-package named torch. On sys.path it would hide the framework.
-    sys.path[:] = [path for path in map(os.path.abspath, sys.path) if os.path.realpath(path) != os.path.realpath(here)]
+    # This folder has a sub-package named torch. On sys.path it would hide the framework. This file may be a link.
+    own = os.path.realpath(here), os.path.dirname(os.path.realpath(__file__))
+    sys.path[:] = [path for path in map(os.path.abspath, sys.path) if os.path.realpath(path) not in own]
     sys.meta_path.insert(0, PackageFinder(here))
 
 

@@ -67,14 +67,9 @@ class Worker:
             with self._stderr_log.open("wb") as errors:
                 # In a new session, Ctrl-C reaches only the parent, which then closes the worker.
                 return subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=errors,
-                    text=True,
-                    encoding="utf-8",
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, encoding="utf-8",
                     start_new_session=True,
-                )
+                )  # fmt: skip
         except OSError as error:
             self._home.cleanup()
             raise BadInput(f"--worker-python: cannot run {self.python}: {error.strerror}") from error
@@ -99,7 +94,10 @@ class Worker:
             self.kill()  # else the next call would read the reply to this one
             raise
         if "error" in reply:
-            raise self._to_exception(name, reply["error"])
+            kind, message, trace = (reply["error"][key] for key in ("kind", "message", "traceback"))
+            if kind in SAME_ERRORS:
+                raise SAME_ERRORS[kind](message)
+            raise WorkerFailed(f"{self.name} worker: {name} failed, {kind}: {message}", trace)
         return reply["result"]
 
     def _send(self, name: str, args: dict[str, Any]) -> None:
@@ -125,12 +123,8 @@ class Worker:
         """Return an error with the exit code or signal and the last line of stderr."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(CLOSE_TIMEOUT_S)
-        code = self._process.poll()
-        if code is not None and code < 0:
-            cause = f"killed by {signal.Signals(-code).name}"
-        else:
-            cause = f"exit code {code}"
-        tail = self._stderr_tail()
+        code, tail = self._process.poll(), self._stderr_tail()
+        cause = f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
         return WorkerFailed(f"{self.name} worker ({self.python}): died in {name}, {cause}{': ' + tail if tail else ''}")
 
     def _stderr_tail(self) -> str:
@@ -141,13 +135,6 @@ class Worker:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         return lines[-1] if lines else ""
 
-    def _to_exception(self, name: str, error: dict[str, str]) -> Exception:
-        """Convert an error reply into an exception."""
-        kind, message = error["kind"], error["message"]
-        if kind in SAME_ERRORS:
-            return SAME_ERRORS[kind](message)
-        return WorkerFailed(f"{self.name} worker: {name} failed, {kind}: {message}", error["traceback"])
-
     def load(
         self,
         model: Union[Model, str],
@@ -157,10 +144,10 @@ class Worker:
         weights: Optional[str] = None,
     ) -> None:
         """Load the model in the worker; a name is one of backend.MODELS."""
-        known = model if isinstance(model, str) else asdict(model)
-        path = None if weights is None else os.path.abspath(weights)
-        cache: dict[str, Any] = {"blocks": blocks, "block_size": block_size, "host_blocks": host_blocks}
-        self.call("load", LOAD_TIMEOUT_S, model=known, weights=path, **cache)
+        self.call(
+            "load", LOAD_TIMEOUT_S, model=model if isinstance(model, str) else asdict(model), blocks=blocks,
+            block_size=block_size, host_blocks=host_blocks, weights=weights and os.path.abspath(weights),
+        )  # fmt: skip
 
     def describe(self) -> dict[str, Any]:
         """Return the description of the backend."""

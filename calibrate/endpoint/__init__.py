@@ -1,4 +1,1 @@
-"""Calibrate a server that is reached only over HTTP, from the times of its tokens.
-
-It imports client and costs. Only commands imports it.
-"""
+"""Calibrate a server that is reached only over HTTP, from the times of its tokens."""

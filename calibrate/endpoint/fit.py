@@ -99,7 +99,10 @@ def front_end_seconds(steps: Sequence[ObservedStep], about: Mapping[str, Any]) -
 def step_noise(cost: PartsCost, steps: Sequence[ObservedStep], front_end: float) -> dict[str, list[float]]:
     """Return quantiles of measured over predicted step time, by kind, without the effect of late packets."""
     samples = single_samples(steps, front_end)
-    late, noise = network_variance(steps), noise_quantiles(cost, samples)
+    noise = noise_quantiles(cost, samples)
+    errors = [np.array(step.samples) - step.seconds for step in steps if step.kind == "decode"]
+    # A late packet shortens the next step: the covariance of successive errors is minus the variance of late packets.
+    late = max(0.0, -2 * float(np.mean(np.concatenate([error[1:] * error[:-1] for error in errors]))))
     for kind, quantiles in noise.items():
         own = samples.of_kind(kind)
         variance = float(np.mean((own.seconds - [cost.seconds(shape) for shape in own.shapes]) ** 2))
@@ -108,18 +111,12 @@ def step_noise(cost: PartsCost, steps: Sequence[ObservedStep], front_end: float)
     return noise
 
 
-def network_variance(steps: Sequence[ObservedStep]) -> float:
-    """Return the variance of a step time from late packets: a late packet shortens the next step."""
-    errors = [np.array(step.samples) - step.seconds for step in steps if step.kind == "decode"]
-    return max(0.0, -2 * float(np.mean(np.concatenate([error[1:] * error[:-1] for error in errors]))))
-
-
 def describe_server(client: EndpointClient, labels: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is known about the server before the fit; `labels` are the user's name, device and model."""
     return {
         "name": labels.get("name"),
         "device": labels.get("device") or f"behind {client.url}",
-        "model": labels.get("model") or getattr(client.api, "model", None),
+        "model": labels.get("model") or client.api.model,
         "date": time.strftime("%Y-%m-%d"),
         "versions": {"servesim": __version__},
         "endpoint": {"url": client.url, "api": client.api.path},

@@ -43,7 +43,7 @@ class EndpointClient:
     @property
     def about(self) -> dict[str, Any]:
         """What a resumed calibration must have in common with the first part."""
-        return {"url": self.url, "api": type(self.api).__name__, "model": getattr(self.api, "model", None)}
+        return {"url": self.url, "api": type(self.api).__name__, "model": self.api.model}
 
     def send(self, requests: Sequence[Request]) -> LoadGenerator:
         """Send requests and wait for all responses."""

@@ -87,7 +87,12 @@ class LiveDriver:
         self.overlaps = server.rules.steps_in_flight > 1
         if server.rules.stages > 1:
             raise BadInput(f"policy: a live run has one stage, got pipeline_parallel_size {server.rules.stages}")
-        check_steps_in_flight(server.rules.steps_in_flight, backend)
+        if server.rules.steps_in_flight > backend.max_steps_in_flight:
+            raise BadInput(
+                f"policy: asynchronous scheduling has {server.rules.steps_in_flight} steps in flight, this backend "
+                f"({backend.name}, sampling {backend.sampling}) has at most {backend.max_steps_in_flight}; "
+                "set async_scheduling: false"
+            )
         if server.drafts is not None:
             if engine.get("chances") is not None:
                 server.drafts.connect(*engine["chances"])
@@ -187,15 +192,6 @@ class LiveDriver:
             self._checked_at = now
             self.stopped = self.monitor(self)
         return self.stopped
-
-
-def check_steps_in_flight(steps: int, backend: Backend) -> None:
-    """Raise BadInput if a policy needs more steps in flight than a backend can have."""
-    if steps > backend.max_steps_in_flight:
-        raise BadInput(
-            f"policy: asynchronous scheduling has {steps} steps in flight, this backend ({backend.name}, sampling "
-            f"{backend.sampling}) has at most {backend.max_steps_in_flight}; set async_scheduling: false"
-        )
 
 
 def block_tables(server: Server, num_blocks: int) -> BlockTables:

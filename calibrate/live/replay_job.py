@@ -6,9 +6,12 @@ Python 3.9, standard library, numpy.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
+from functools import partial
 from typing import Any, Callable, Optional
 
 from servesim.calibrate.device.backend import Backend
@@ -50,7 +53,11 @@ def replay(
     observers = (notes,) if args.get("decisions", True) else ()
     clock = make_clock(args.get("pace")) if clock is None else clock
     monitor = run_monitor(emit, args)
-    history = history_maker(args, backend, requests)
+    history: Callable[[BlockTables, PromptMaker], TokenHistory] = TokenHistory
+    if (count := args.get("check_tokens")) is not None:  # then the history also records answers
+        history = partial(
+            AnswerRecord, backend=backend, requests=requests, count=count, vocab=args["vocab"], seed=args.get("seed", 0)
+        )
     with use_access(args.get("code")):  # as in the parent process
         live = LiveDriver(
             args["policy"], args["engine"], requests, backend, prompts.pop, clock, observers, monitor, history
@@ -63,6 +70,7 @@ def replay(
             live.run()
         except Stuck as error:
             stuck = str(error)
+    recorded = live.history if isinstance(live.history, AnswerRecord) and not live.stopped else None
     overhead = [] if warm is None else warm.host_parts if warm.overlaps else overhead_samples(warm.calls)
     return {
         "backend": about,
@@ -73,27 +81,8 @@ def replay(
         **run_result(live, requests),
         "counters": counters_to_json(sampler, getattr(clock, "origin", 0.0)),
         "decisions": notes.rows,
-        "token_check": check_tokens(live, emit, args),
+        "token_check": recorded and check_answers(backend, recorded, emit, lambda: stop_asked(args)),
     }
-
-
-def history_maker(
-    args: Mapping[str, Any], backend: Backend, requests: Sequence[Request]
-) -> Callable[[BlockTables, PromptMaker], TokenHistory]:
-    """Return what makes the token history of a run. With a token check, it also records answers."""
-    count = args.get("check_tokens")
-    if count is None:
-        return TokenHistory
-    return lambda tables, make_prompt: AnswerRecord(
-        tables, make_prompt, backend, requests, count, args["vocab"], args.get("seed", 0)
-    )
-
-
-def check_tokens(live: LiveDriver, emit: Emit, args: Mapping[str, Any]) -> Optional[dict[str, Any]]:
-    """Run the recorded answers of a finished run again, alone; None without a record."""
-    if not isinstance(live.history, AnswerRecord) or live.stopped:
-        return None
-    return check_answers(live.backend, live.history, emit, lambda: stop_asked(args))
 
 
 def run_result(live: LiveDriver, requests: Sequence[Request]) -> dict[str, Any]:
@@ -170,8 +159,9 @@ def warm_up(backend: Backend, args: Mapping[str, Any], requests: Sequence[Reques
 
 
 def stop_asked(args: Mapping[str, Any]) -> bool:
-    """Return whether the stop file of a replay exists."""
-    return args.get("stop") is not None and os.path.exists(args["stop"])
+    """Return whether the stop file of a replay exists, or its time is over."""
+    over = time.monotonic() > args.get("until", math.inf)
+    return over or (args.get("stop") is not None and os.path.exists(args["stop"]))
 
 
 def run_monitor(emit: Emit, args: Mapping[str, Any]) -> Callable[[LiveDriver], bool]:

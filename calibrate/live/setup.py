@@ -7,6 +7,7 @@ import math
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional, Union
@@ -133,12 +134,12 @@ class DeviceSession:
         with ScratchFolder() as folder:
             stop = Path(folder) / "stop"
             args = replay_arguments(scenario, requests, self.model, warm_up, str(stop))
-            if check_tokens is not None:
-                args["check_tokens"] = check_tokens
+            # Both processes have the same monotonic clock.
+            args.update(check_tokens=check_tokens, until=time.monotonic() + max_seconds)
             if self.backend == "fake":
                 assert cost is not None, "a fake backend needs a cost model"
                 args["pace"] = self.fake_cost or cost_mapping(cost)
-            with stop_on_interrupt(stop), stop_after(stop, max_seconds):
+            with stop_on_interrupt(stop):
                 result: dict[str, Any] = self.worker.call("replay", REPLAY_TIMEOUT_S, progress, **args)
         return result
 
@@ -185,22 +186,6 @@ def stop_on_interrupt(stop: Path) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, previous)
-
-
-@contextlib.contextmanager
-def stop_after(stop: Path, seconds: float) -> Iterator[None]:
-    """Write the stop file after some time."""
-    if seconds > threading.TIMEOUT_MAX:
-        yield
-        return
-    timer = threading.Timer(max(0.0, seconds), stop.touch)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join()  # the folder of the file is removed next
 
 
 def check_same_device(profile: Profile, about: Mapping[str, Any]) -> None:

@@ -70,8 +70,10 @@ class TokenHistory:
             ]
             rows = decodes + rows if step.plan.decode_first else rows + decodes
             row_requests = [*members, *row_requests] if step.plan.decode_first else [*row_requests, *members]
-        if step.plan.padding_rows:
-            rows += [self._padding_row(step)] * step.plan.padding_rows
+        if step.plan.padding_rows:  # as long as the longest row of the step
+            length = 1 if step.decode_rows else max((chunk.tokens for chunk in step.chunks), default=1)
+            padding = Row([PADDING_TOKEN] * length, 0, [PADDING_BLOCK] * -(-length // self.tables.block_size))
+            rows += [padding] * step.plan.padding_rows
         self.in_flight.append(row_requests)
         return rows
 
@@ -84,11 +86,6 @@ class TokenHistory:
                 answer = self.answer_tokens.get(name, NO_TOKENS)[: end - start]
                 tokens[start : start + len(answer)] = answer
         return tokens
-
-    def _padding_row(self, step: Step) -> Row:
-        """Return a padding row with the length of the step's longest row."""
-        length = 1 if step.decode_rows else max((chunk.tokens for chunk in step.chunks), default=1)
-        return Row([PADDING_TOKEN] * length, 0, [PADDING_BLOCK] * -(-length // self.tables.block_size))
 
     def append(self, tokens: Sequence[int]) -> None:
         """Append the tokens that the oldest step generated, one per row. A request that has ended gets none."""

@@ -20,7 +20,7 @@ from .least_squares import Solution, scan_scales, search_nearby, solve
 from .observed_runs import ObservedRun, Runs
 from .parameters import front_end_key
 from .problem import Problem
-from .residuals import Prediction, predict, shortened
+from .residuals import Prediction, QueueTimes, predict, shortened
 
 Array = NDArray[np.float64]
 Progress = Callable[[str], None]
@@ -146,7 +146,9 @@ def solve_reweighted(problem: Problem, progress: Progress) -> Solution:
     prefill = [k for k, name in enumerate(problem.free) if name.startswith("prefill")]
     others = [k for k in range(len(problem.free)) if k not in prefill]
     x = scan_scales(problem.squares, problem.start(), ([*prefill, *others], prefill, others))
-    reweights = REWEIGHTS if problem.has_scatter else 0
+    reweights = REWEIGHTS if any(run.has_request_times for run in problem.runs) else 0  # their scatter gives weights
+    parts = [part for parts in problem.parts.values() for part in parts]
+    searches = SEARCHES if any(isinstance(part, QueueTimes) for part in parts) else 0  # decisions make local minima
     for number in range(reweights + 1):
         if number == 1:
             problem.refine()
@@ -157,7 +159,7 @@ def solve_reweighted(problem: Problem, progress: Progress) -> Solution:
             progress(f"fit {number + 1} of {reweights + 1}, round {done}: sum of squares {squares:.1f}")
 
         solution = solve(problem, x, progress=report)
-        for seed in range(SEARCHES if problem.has_queue and number < reweights else 0):
+        for seed in range(searches if number < reweights else 0):
             if problem.exact(solution.x):
                 break
             better = search_nearby(problem.squares, solution, seed)

@@ -11,7 +11,7 @@ from servesim.core import StepCost
 
 from .observed_runs import ObservedRun, Runs
 from .parameters import front_end_key, value_of, with_values
-from .residuals import Prediction, QueueTimes, Residuals, predict, residuals_of
+from .residuals import Prediction, Residuals, predict, residuals_of
 
 Array = NDArray[np.float64]
 COLD_START_S = 10.0  # start value
@@ -116,19 +116,9 @@ class Problem:
         return sum(len(run.trace.requests) for run in self.runs)
 
     @property
-    def has_queue(self) -> bool:
-        """Whether a log shows a queue; scheduling decisions then make local minima."""
-        return any(isinstance(part, QueueTimes) for parts in self.parts.values() for part in parts)
-
-    @property
     def error_inflation(self) -> float:
         """Factor of the standard errors: residuals are not independent."""
         return max(part.error_inflation for parts in self.parts.values() for part in parts)
-
-    @property
-    def has_scatter(self) -> bool:
-        """Whether weights come from the scatter of a log."""
-        return any(run.has_request_times for run in self.runs)
 
     def without(self, left_out: ObservedRun) -> Problem:
         """Return the problem without a run, with the same weights."""

@@ -18,13 +18,17 @@ NO_FRONT_END = (
 
 def profile_about(fit: LogFit, runs: Runs) -> dict[str, Any]:
     """Return the keys of profile.yaml besides the costs."""
+    draws = []
+    if has_parameters(fit.cost):
+        numbers = ([float(f"{value:.4g}") for value in numbers_of(cost)] for cost in fit.draws)
+        draws = [draw for draw in numbers if min(draw) >= 0]  # the curve of a random cost model may fall
     return {
         "name": runs.name,
         **runs.about,
         **({"front_end": fit.front_end} if fit.front_end else {}),
         "error": held_out_errors(fit.predicted or fit.left_out) or None,  # runs that no fit has seen count, if any
         "grid": fit.grid or None,
-        "uncertainty": {"session": MODEL_SPREAD, "ttft": TTFT_SPREAD, "draws": stored_draws(fit)},
+        "uncertainty": {"session": MODEL_SPREAD, "ttft": TTFT_SPREAD, "draws": draws},
         "fit": {
             "parameters": parameters(fit),
             **({"front_end": fit.front_end_findings} if fit.front_end_findings else {}),
@@ -34,14 +38,6 @@ def profile_about(fit: LogFit, runs: Runs) -> dict[str, Any]:
             "predicted": rows(fit.predicted),
         },
     }
-
-
-def stored_draws(fit: LogFit) -> list[list[float]]:
-    """Return the numbers of the random cost models, if their cost model can be stored by its numbers."""
-    if not has_parameters(fit.cost):
-        return []
-    draws = [[float(f"{value:.4g}") for value in numbers_of(cost)] for cost in fit.draws]
-    return [draw for draw in draws if min(draw) >= 0]  # the curve of a random cost model may fall
 
 
 def held_out_errors(runs: Sequence[RunError]) -> dict[str, dict[str, float]]:

@@ -32,8 +32,6 @@ def report(profile: Profile, tolerance: Optional[float] = None) -> str:
     lines += [f"  {key}: {about[key]}" for key in ("device", "model", "kernels", "how") if about.get(key)]
     lines += ["", *coverage_lines(profile, points)]
     lines += ["", *(error_lines(profile) or ["held-out error: not in this profile"]), *fit_lines(profile)]
-    if about.get("busy") is not None:
-        lines.append(f"decode time with a busy front end in the same process: {about['busy']:.2f} x the time without")
     lines += [*sampling_lines(profile), *utilisation_lines(profile), *log_fit_lines(profile.section("fit"))]
     advice = next_steps(profile, points, tolerance)
     lines += ["", "next measurements:", *(f"  {line}" for line in advice or ["none needed"])]
@@ -186,7 +184,9 @@ def next_steps(profile: Profile, points: Sequence[MeasuredPoint], tolerance: Opt
     if not points and not profile.section("grid"):
         advice.append("single steps (`sim calibrate probe`): the valid range of these costs is unknown")
     fit = profile.section("fit")
-    return advice + log_errors(fit, tolerance) + wide_parameters(fit.get("parameters") or {})
+    wide = [name for name, parameter in (fit.get("parameters") or {}).items() if is_wide(parameter)]
+    advice += log_errors(fit, tolerance)
+    return advice + ([f"runs with other step shapes: the intervals of {', '.join(wide)} are wide"] if wide else [])
 
 
 def imprecise_points(measured: Sequence[MeasuredPoint]) -> list[str]:
@@ -227,9 +227,3 @@ def is_wide(parameter: Mapping[str, Any]) -> bool:
     if value is None or low is None or high is None:
         return True
     return bool(value > 0 and (high - low) / 2 > WIDE_INTERVAL * value)
-
-
-def wide_parameters(parameters: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a line with the parameters that have wide intervals in a fit from logs."""
-    wide = [name for name, parameter in parameters.items() if is_wide(parameter)]
-    return [f"runs with other step shapes: the intervals of {', '.join(wide)} are wide"] if wide else []

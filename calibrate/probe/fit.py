@@ -16,14 +16,7 @@ from servesim.costs.parts import HostPart, PartsCost
 from servesim.costs.uncertainty import parameters, with_parameters
 
 from .host_overhead import fit_overhead, host_sample
-from .parts_fit import (
-    DecodeModel,
-    LinearModel,
-    ModelRatios,
-    PrefillModel,
-    SwapModel,
-    model_ratios,
-)
+from .parts_fit import DecodeModel, LinearModel, ModelRatios, PrefillModel, SwapModel, model_ratios
 from .sample_set import (
     MIN_REPEATS,
     OUTLIER_RATIO,

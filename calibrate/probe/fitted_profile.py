@@ -54,7 +54,6 @@ def profile_from(
         "error_by_range": held_out.by_range(),
         "total_error": total_errors(device, fitted.groups),
         "tied": tied_terms(fitted, about),
-        "busy": busy_host_factor(device, samples),
         "grid": measured_range(steps),
         "noise": noise_quantiles(device, fitted.kept),
         "uncertainty": {"session": SESSION_SPREAD, "draws": [list(draw) for draw in fitted.draws]},
@@ -89,9 +88,3 @@ def noise_quantiles(cost: PartsCost, samples: Samples) -> dict[str, list[float]]
         for kind in STEP_KINDS
         if kind in samples.kinds
     }
-
-
-def busy_host_factor(cost: PartsCost, samples: Samples) -> Optional[float]:
-    """Return decode time with a busy front end over decode time without, or None if not measured."""
-    busy = samples.of_kind("busy")
-    return float(np.median(busy.seconds / predict(cost, busy.table))) if len(busy) else None

@@ -13,14 +13,13 @@ from servesim.calibrate.device.backend import ROW_BUCKETS
 
 PREFILL_TOKENS = (1, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 CONTEXTS = (16, 128, 512, 1024, 2048)
-BUSY_ROWS = (1, 8, 32)
 LENGTH_SPREAD = 0.7  # Point.spread of typical server workloads
 
 
 class Point(NamedTuple):
     """A step to measure: prompt chunks, decode rows, or blocks to copy."""
 
-    kind: str  # prefill | decode | mixed | swap | busy (a decode while the front end loads the host)
+    kind: str  # prefill | decode | mixed | swap
     rows: int = 0  # prompt chunks
     tokens: int = 0  # per chunk
     cached: int = 0  # tokens before each chunk
@@ -46,8 +45,6 @@ def grid(
     points += mixed_steps(max_rows, max_tokens, max_seq_len)
     points += [Point("swap", blocks=count) for count in (1, 4, 16, 64, 256) if count <= host_blocks]
     points += random_points(len(points) // 2, max_rows, max_tokens, max_seq_len, seed)
-    busy_rows = [rows for rows in BUSY_ROWS if rows <= max_rows and max_seq_len > 128]
-    points += [Point("busy", decoding=rows, context=128) for rows in busy_rows]
     return list(dict.fromkeys(points))
 
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import math
 import random
-import threading
 import time
 from array import array
 from bisect import bisect_left
@@ -35,24 +33,6 @@ LOAD_CLASSES = (0, 64, 128, 192, 256, 384, 512, 1024, 2048)  # upper bounds, in 
 REPORT_INTERVAL_S = 1.0  # seconds between two reports to the parent
 SAMPLING_PART = 0.1  # of the budget, for the selection of tokens
 MAX_FAILED_POINTS = 12  # failed points in a row after which the probe ends: the device is lost
-
-
-class FrontEndLoad:
-    """Imitates an HTTP front end in the same process: a thread that encodes and decodes responses as JSON."""
-
-    def __enter__(self) -> None:
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def __exit__(self, *_: Any) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _serve(self) -> None:
-        response = {"event": "message", "data": [{"generated_text": "token " * 8, "tokens": list(range(16))}]}
-        while not self._stop.is_set():
-            json.loads(json.dumps(response))
 
 
 def failure_reason(error: BaseException) -> str:
@@ -97,7 +77,9 @@ class Probe:
             for index, point in enumerate(self.points):
                 self.rows_by_point[index] = self._rows(point, random.Random(f"probe rows {self.seed} {index}"))
             self.started_at = time.perf_counter()
-            self._warm_up()
+            for index in range(0, len(self.points), max(1, len(self.points) // 12)):  # warm-up
+                with contextlib.suppress(*STEP_FAILURES):
+                    self._time_step(self.points[index], self.rows_by_point[index])
         last = None if self.rounds is None else self.round + self.rounds
         while not self._out_of_time() and self.round != last:
             open_points = [index for index in self.seconds if not self._is_known(index)]
@@ -111,11 +93,6 @@ class Probe:
                 self._sample(index, order)
             self.round += 1
             self._report()
-
-    def _warm_up(self) -> None:
-        for index in range(0, len(self.points), max(1, len(self.points) // 12)):
-            with contextlib.suppress(*STEP_FAILURES):
-                self._time_step(self.points[index], self.rows_by_point[index])
 
     def _out_of_time(self) -> bool:
         return time.perf_counter() - self.started_at > self.budget
@@ -166,11 +143,10 @@ class Probe:
             self.backend.synchronize()
             return (time.perf_counter() - start) / 2
         self.backend.synchronize()
-        with FrontEndLoad() if point.kind == "busy" else contextlib.nullcontext():
-            start = time.perf_counter()
-            self.backend.step(rows)
-            self.backend.synchronize()
-            return time.perf_counter() - start
+        start = time.perf_counter()
+        self.backend.step(rows)
+        self.backend.synchronize()
+        return time.perf_counter() - start
 
     def steps_by_kind(self) -> dict[str, Sequence[Callable[[], Any]]]:
         """Return functions that run the points that did not fail, by kind of step."""

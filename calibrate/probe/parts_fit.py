@@ -14,14 +14,7 @@ import numpy as np
 from servesim.costs.model_arithmetic import MODELS, model_of
 from servesim.costs.parts import DecodePart, MixedPart, PartsCost, PrefillPart, SwapPart, interpolate
 
-from .curves import (
-    continued,
-    knots_for,
-    rising_basis,
-    round_up_to_bucket,
-    smoothness_rows,
-    typical_slope,
-)
+from .curves import continued, knots_for, rising_basis, round_up_to_bucket, smoothness_rows, typical_slope
 from .sample_set import Array, Groups
 from .solver import Problem
 
@@ -40,11 +33,6 @@ class ModelRatios:
     square_per_token: float  # seconds per squared token of a chunk / seconds per token
     context_per_step: float  # seconds per cached token / seconds of a decode step of one row
     source: str
-
-    @property
-    def cross_per_token(self) -> float:
-        """Seconds per token of a chunk x token cached before it / seconds per token: no half is masked."""
-        return 2 * self.square_per_token
 
 
 def model_ratios(about: Mapping[str, Any]) -> ModelRatios:
@@ -236,20 +224,16 @@ class PrefillModel(LinearModel):
         return points
 
     def known(self, values: Array) -> Mapping[str, float]:
-        token = self._token_seconds(values)
+        curve, top = self.curve(values), self.knots[-1]
+        token = (interpolate(curve, top) - interpolate(curve, top / 2)) / (top / 2)  # seconds of one in large steps
         # Decodes join the prompts in one model call. A decode can need more than a prompt token: its output is sampled.
         row = typical_slope([(point[0], point[1]) for point in self.decodes.rows]) + self.decodes.live - token
         return {
             "square": self.ratios.square_per_token * token,
-            "cross": self.ratios.cross_per_token * token,
+            "cross": 2 * self.ratios.square_per_token * token,  # no half of the pairs is masked
             "mixed.row": max(0.0, row),
             "mixed.context": self.decodes.context,
         }
-
-    def _token_seconds(self, values: Array) -> float:
-        """Return the seconds per token of large steps: the slope of the upper half of the curve."""
-        curve, top = self.curve(values), self.knots[-1]
-        return (interpolate(curve, top) - interpolate(curve, top / 2)) / (top / 2)
 
     def apply(self, cost: PartsCost, values: Array) -> PartsCost:
         curve = tuple(self.curve(values))

@@ -41,9 +41,8 @@ from servesim.traces.trace import Trace
 
 from .measured_run import NO_PROFILE, MeasuredRun, run_from_client, set_client_times
 from .replay import ProgressLine, ReplayedScenario
-from .server_settings import setting_notes
 from .token_check import CheckedAnswer, Difference, TokenCheck
-from .verify import compare
+from .verify import compare, setting_notes
 
 Answer = Union[list[int], str]  # token ids or text
 
@@ -140,19 +139,13 @@ def replay_against(
         run = simulate_one(scenario, trace, profile=profile)
         if draws:
             run.intervals = intervals_of(run, simulate_draws(scenario, profile, draws, trace, simulate_one), profile)
-        replayed.run = run
-        replayed.simulated = replace(run_data(replayed.run), name=name)
+        replayed.run, replayed.simulated = run, replace(run_data(run), name=name)
         replayed.comparison = compare(replayed.simulated, replayed.measured)
-        add_simulated_drafts(live.extra["server"], run)
+        if "drafted" in live.extra["server"]:
+            drafts = {name: sum(getattr(one, name) for one in run.drafts) for name in ("drafted", "accepted")}
+            live.extra["server"]["simulated"] = drafts
         add_simulated_counts(live.extra.get("servers", []), run, target.routes)
     return replayed
-
-
-def add_simulated_drafts(counts: dict[str, Any], run: Run) -> None:
-    """Add the simulated drafts to those that a server has counted."""
-    if "drafted" in counts:
-        names = ("drafted", "accepted")
-        counts["simulated"] = {name: sum(getattr(drafts, name) for drafts in run.drafts) for name in names}
 
 
 def add_server_counts(
@@ -242,6 +235,7 @@ def client_metrics(generator: LoadGenerator) -> dict[str, Any]:
     late = np.array([1e3 * (s.sent_at - s.due) for s in generator.sent_requests if s.sent_at is not None])
     reasons = Counter(sent.reason for sent in generator.sent_requests if sent.reason)
     short = [sent for sent in generator.sent_requests if is_short(sent)]
+    counted = [(s.request.prompt, s.prompt_tokens) for s in generator.sent_requests if s.prompt_tokens is not None]
     return {
         "lateness_ms": {} if not len(late) else {
             "mean": float(late.mean()), "p99": float(np.percentile(late, 99)), "max": float(late.max()),
@@ -251,22 +245,15 @@ def client_metrics(generator: LoadGenerator) -> dict[str, Any]:
             "requests": len(short), "tokens": sum(sent.written for sent in short),
             "asked": sum(output_length(sent.request) for sent in short),
         },
-        "prompt_tokens": served_prompt_tokens(generator),
+        "prompt_tokens": {  # of the requests whose prompts the server has counted
+            "requests_counted": len(counted), "requested": sum(asked for asked, _ in counted),
+            "served": sum(served for _, served in counted),
+            "requests_different": sum(asked != served for asked, served in counted),
+        },
         "repeated": sum(sent.repeated for sent in generator.sent_requests),
         "pings": sum(sent.pings for sent in generator.sent_requests),
         "max_open": generator.max_open,
     }  # fmt: skip
-
-
-def served_prompt_tokens(generator: LoadGenerator) -> dict[str, Any]:
-    """Compare the requested prompt lengths with those that the server counted, over the requests that it counted."""
-    counted = [(s.request.prompt, s.prompt_tokens) for s in generator.sent_requests if s.prompt_tokens is not None]
-    return {
-        "requests_counted": len(counted),
-        "requested": sum(requested for requested, _ in counted),
-        "served": sum(served for _, served in counted),
-        "requests_different": sum(requested != served for requested, served in counted),
-    }
 
 
 def one_after_another(requests: Sequence[Request], max_tokens: Optional[int] = None) -> list[Request]:

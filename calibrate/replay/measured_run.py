@@ -19,16 +19,7 @@ from servesim.costs.model_arithmetic import known_peak, model_of, stored_peak
 from servesim.engine.build import build_server
 from servesim.engine.work_totals import work_from_json
 from servesim.files.step_table import ModelCall, model_call, write_calls
-from servesim.runs.run_folder import (
-    DECISIONS,
-    DEVICE,
-    SENT,
-    STEPS,
-    TIMELINE,
-    write_decisions,
-    write_run,
-    write_sent,
-)
+from servesim.runs.run_folder import DECISIONS, DEVICE, SENT, STEPS, TIMELINE, write_decisions, write_run, write_sent
 from servesim.runs.simulate import Run, measure
 from servesim.runs.text import SHOWN_PERCENTILES, benchmark, cache_lines, title_line, utilisation_lines
 from servesim.runs.timeline import write_measured_timeline

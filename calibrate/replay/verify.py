@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
+from servesim.config.scenario import Scenario
 from servesim.core import BadInput
+from servesim.engine.rules import rules_of
 from servesim.runs.leading import leading_metrics
 from servesim.runs.metric_table import metrics_in, percentile_metrics
+from servesim.runs.notes import note
 from servesim.runs.run_folder import RESULT, RunData
-
-from .server_settings import setting_notes
 
 METRICS = metrics_in("verify")
 CHECKED_METRICS = metrics_in("checked")
@@ -196,7 +197,9 @@ def compare(
     """Compare two runs; `resimulated` is the simulation with measured step times."""
     resimulated = RunData({}, {}) if resimulated is None else resimulated
     latencies = (compare_latency(name, simulated, measured) for name in ("ttft", "e2el"))
-    limits, outside = intervals_in(simulated), time_outside_server(simulated, measured)
+    intervals = (simulated.result.get("intervals") or {}).get("metrics", {})
+    limits = {metric: (low, high) for metric, (low, high) in intervals.items()}
+    outside = time_outside_server(simulated, measured)
     rows = [
         MetricRow(m, simulated.metric(m), measured.metric(m), resimulated.metric(m), limits.get(m), outside.get(m))
         for m in dict.fromkeys([*leading_of(measured), *METRICS, *percentile_metrics(percentiles)])
@@ -228,18 +231,36 @@ def differing_settings(simulated: RunData, measured: RunData) -> list[str]:
     return setting_notes(scenario, measured.result.get("server_settings") or {})
 
 
+def setting_notes(scenario: Scenario, server: Mapping[str, Any]) -> list[str]:
+    """Return one line per setting in which a server differs; `server` is that of `read_settings`."""
+    policy, engine = scenario.make_policy(), scenario.engine
+    ours = {
+        "block_size": ("engine.block_size", engine.block_size),
+        "num_blocks": ("engine.num_blocks", engine.num_blocks),
+        "prefix_cache": ("prefix cache", rules_of(policy).has_prefix_cache),
+    }
+    notes = [
+        note("other setting", setting=setting, server=shown(server[name]), simulated=shown(simulated)).text
+        for name, (setting, simulated) in ours.items()
+        if name in server and server[name] != simulated
+    ]
+    version, rules = server.get("version"), scenario.policy.get("version") or getattr(policy, "version", None)
+    if version is not None and scenario.policy["name"] == "vllm-v1" and version != rules:
+        notes.append(note("other version", version=version, simulated=rules).text)
+    return notes
+
+
+def shown(value: Any) -> str:
+    """Return a setting as text."""
+    return ("on" if value else "off") if isinstance(value, bool) else f"{value:,}"
+
+
 def token_check_totals(run: RunData) -> Optional[Mapping[str, Any]]:
     """Return the token check of a measured run without its answers; None without one."""
     check = run.result.get("token_check")
     if not (isinstance(check, Mapping) and {"checked", "equal"} <= set(check)):
         return None
     return {key: value for key, value in check.items() if key != "answers"}
-
-
-def intervals_in(run: RunData) -> dict[str, tuple[float, float]]:
-    """Return the limits of each metric of a simulated run; none without intervals."""
-    intervals = run.result.get("intervals") or {"metrics": {}}
-    return {metric: (low, high) for metric, (low, high) in intervals["metrics"].items()}
 
 
 def time_outside_server(simulated: RunData, measured: RunData) -> dict[str, tuple[float, float]]:

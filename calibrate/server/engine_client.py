@@ -35,51 +35,46 @@ class TooManyRequests(RuntimeError):
     """The server accepts no further request now."""
 
 
+Events = asyncio.Queue[tuple[int, EngineEvent]]  # of a group, each with the index of its request
+
+
 class RequestHandle:
     """A request of the engine: its tokens as they arrive, then an End."""
 
-    def __init__(self, id: int, job: Job, arrived: asyncio.Event) -> None:
+    def __init__(self, id: int, index: int, job: Job, events: Events) -> None:
         self.id = id
+        self.index = index  # in its group
         self.prompt = len(job.tokens)
         self.limit = job.limit
         self.finish_reason = job.finish_reason
         self.finished = False
         self.times = RequestTimes(self.prompt)
-        self._events: list[EngineEvent] = []
-        self._arrived = arrived  # one flag for all requests of a group
-
-    def take(self) -> list[EngineEvent]:
-        """Return the events since the last call, which may be none."""
-        events, self._events = self._events, []
-        return events
+        self._events = events
 
     def add(self, event: EngineEvent) -> None:
         self.finished = isinstance(event, End)
-        self._events.append(event)
-        self._arrived.set()
+        self._events.put_nowait((self.index, event))
 
 
 class RequestGroup:
     """The engine requests of one HTTP request: several prompts, or several answers to one."""
 
-    def __init__(self, handles: Sequence[RequestHandle], arrived: asyncio.Event) -> None:
+    def __init__(self, handles: Sequence[RequestHandle], events: Events) -> None:
         self.handles = handles
-        self._arrived = arrived
+        self._events = events
 
     async def next(self, timeout: Optional[float] = None) -> Optional[list[tuple[int, EngineEvent]]]:
         """Return the events since the last call, each with the index of its request; wait for at least one.
 
         Return None after `timeout` seconds without one.
         """
-        while True:
-            events = [(index, event) for index, handle in enumerate(self.handles) for event in handle.take()]
-            if events:
-                return events
-            self._arrived.clear()
-            try:
-                await asyncio.wait_for(self._arrived.wait(), timeout)
-            except asyncio.TimeoutError:
-                return None
+        try:
+            events = [await asyncio.wait_for(self._events.get(), timeout)]
+        except asyncio.TimeoutError:
+            return None
+        while not self._events.empty():
+            events.append(self._events.get_nowait())
+        return events
 
     async def collect(self) -> list[tuple[list[int], End]]:
         """Wait for the end of all requests; return the tokens and the end of each."""
@@ -150,13 +145,13 @@ class EngineClient:
             raise TooManyRequests(f"{len(self.handles)} requests are open already; the maximum is {self.max_open}")
         if self.closed or self._writer is None:
             raise TooManyRequests("the engine is not running")
-        arrived, handles = asyncio.Event(), []
-        for job in jobs:
+        events, handles = Events(), []
+        for index, job in enumerate(jobs):
             self._last_id += 1
-            handles.append(RequestHandle(self._last_id, job, arrived))
+            handles.append(RequestHandle(self._last_id, index, job, events))
             self.handles[self._last_id] = handles[-1]
             self._send({"submit": [self._last_id, list(job.tokens), job.limit, job.priority]})
-        return RequestGroup(handles, arrived)
+        return RequestGroup(handles, events)
 
     def abort(self, handle: RequestHandle) -> None:
         """Abort a request whose client disconnected."""

@@ -21,7 +21,6 @@ from servesim.calibrate.live.shared_blocks import SharedBlockTables
 from servesim.config.user_code import use_access, user_errors
 from servesim.core import Request, Stuck
 from servesim.core.content import Content
-from servesim.engine.kv_cache import KvCache
 from servesim.engine.server import Server
 from servesim.engine.step import Step, TokenGaps
 
@@ -62,7 +61,10 @@ class EngineLoop(LiveDriver):
                 if wake_at is not None:
                     self._idle(wake_at)
             except Stuck as stuck:  # a livelock of the policy must not end the server
-                self._abort_all(str(stuck))
+                for request in self.loop.server.all_requests():
+                    self.loop.abort(request, self.loop.now, str(stuck))
+                    self.history.drop([request])
+                self._send_results()
         self.collect_all()
         return self.loop.now
 
@@ -99,16 +101,13 @@ class EngineLoop(LiveDriver):
         if call is not None and call.tokens is not None and not call.failed:
             pairs = [(r, token) for r, token in zip(self.history.row_requests, call.tokens) if r is not None]
             self._tokens = [[request.id, token] for request, token in pairs]
-            if server.prefix_cache is not None:
-                self._extend_texts(server.prefix_cache, pairs)
-
-    def _extend_texts(self, cache: KvCache, pairs: Sequence[tuple[Request, int]]) -> None:
-        """Add generated tokens to the texts of their requests: a later prompt may contain the answer."""
-        for request, token in pairs:
-            text = cache.text_of(request) if request.status != "done" else None
-            if text is not None:  # its last piece is the rest of the answer, which is not known yet
-                text.names.insert(-1, token)
-                text.ends.insert(-1, text.ends[-2] + 1)
+            # A later prompt may contain the answer, so its tokens become a part of the text.
+            cache = server.prefix_cache
+            for request, token in pairs:
+                text = None if cache is None or request.status == "done" else cache.text_of(request)
+                if text is not None:  # its last piece is the rest of the answer, which is not known yet
+                    text.names.insert(-1, token)
+                    text.ends.insert(-1, text.ends[-2] + 1)
 
     def _idle(self, wake_at: float) -> None:
         """Sleep until a message arrives or `wake_at`."""
@@ -160,12 +159,6 @@ class EngineLoop(LiveDriver):
         """Abort all open requests."""
         self.aborted.update(dict.fromkeys(self.open, "the server stops"))
         self._abort_requests()
-
-    def _abort_all(self, reason: str) -> None:
-        for request in self.loop.server.all_requests():
-            self.loop.abort(request, self.loop.now, reason)
-            self.history.drop([request])
-        self._send_results()
 
     def _send_results(self) -> None:
         """Send the tokens of the last call and the finished requests."""

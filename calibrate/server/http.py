@@ -12,14 +12,17 @@ import ipaddress
 import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Callable, Optional, TypeVar
 
 from aiohttp import web
+from servesim.calibrate.live.setup import DeviceSession
+from servesim.config.scenario import Scenario
+from servesim.config.user_code import is_user_class
 from servesim.web import BAD_BODY, Refused
 
 from .engine_client import EngineClient, EngineEvent, Job, RequestGroup, TooManyRequests
-from .tokenizers import CannotEncode, Tokenizer
+from .tokenizers import CannotEncode, Tokenizer, WordTokenizer
 
 MAX_BODY_BYTES = 1 << 20
 BODY_SECONDS = 30.0  # maximum time to send the body
@@ -39,25 +42,42 @@ def refused(status: int, message: str) -> Refused:
 
 
 @dataclass(frozen=True)
-class HttpFrontEnd:
-    """The engine client, the served model, and the open streams."""
+class ServerOptions:
+    """What the server shows to its clients."""
 
-    engine: EngineClient
-    model: str
-    names: tuple[str, ...]  # of the model, for clients; responses have the first one
-    vocab: int  # of the model
-    tokenizer: Tokenizer  # of prompts
-    context: int  # maximum prompt + output tokens
-    max_length: int  # prompt + output tokens that the policy accepts
-    capacity: int  # tokens in all KV blocks
-    usual_output: int  # tokens of an answer without a limit
-    batch: int  # maximum running requests
-    has_priorities: bool  # whether the policy uses the priority of a request
-    device: str
-    dtype: str
-    streams: set[Stream] = field(default_factory=set)  # open responses
-    busy: set[web.RequestHandler] = field(default_factory=set)  # connections with a request
-    idle_since: dict[web.RequestHandler, float] = field(default_factory=dict)  # the other connections
+    max_open: int = 4096  # open requests
+    api_key: Optional[str] = None
+    names: tuple[str, ...] = ()  # of the model; default: its own name
+    usual_output: int = 256  # tokens of an answer if the client sets no limit
+    tokenizer: Optional[Tokenizer] = None  # of prompts; default: one word is one token
+
+
+class HttpFrontEnd:
+    """What the handlers of both interfaces share: the engine client, the served model, and the open streams."""
+
+    def __init__(
+        self, engine: EngineClient, session: DeviceSession, scenario: Scenario, options: ServerOptions
+    ) -> None:
+        model, policy = session.model, scenario.make_policy()
+        slots = getattr(policy, "decode_batch", None)  # of llm-serving
+        self.engine = engine
+        self.model = model.name
+        self.names = options.names or (model.name,)  # for clients; responses have the first one
+        self.vocab = model.vocab
+        self.tokenizer = options.tokenizer or WordTokenizer(model.vocab)  # of prompts
+        self.context = scenario.engine.max_model_len or model.context  # maximum prompt + output tokens
+        # That the policy accepts: llm-serving rejects prompt + limit = context.
+        self.max_length = self.context if slots is None else self.context - 1
+        self.capacity = engine.state["total_blocks"] * scenario.engine.block_size  # tokens in all KV blocks
+        self.usual_output = options.usual_output  # tokens of an answer without a limit
+        self.batch: int = getattr(policy, "max_num_seqs", 0) if slots is None else slots  # maximum running requests
+        # Whether the policy sorts requests by their priority. One of the user may read it: that is not known.
+        sorts = "priority" in (policy.order, getattr(policy, "policy", None))
+        self.has_priorities = sorts or is_user_class(type(policy))
+        self.device, self.dtype = str(session.about["device"]), str(session.about["dtype"])
+        self.streams: set[Stream] = set()  # open responses
+        self.busy: set[web.RequestHandler] = set()  # connections with a request
+        self.idle_since: dict[web.RequestHandler, float] = {}  # the other connections
 
     async def json_body(self, request: web.Request, invalid: Callable[[str, int], Refused]) -> dict[str, Any]:
         """Return the body of a request, which must be a JSON object."""

@@ -12,15 +12,7 @@ from servesim.web import Refused
 
 from .engine_client import End, EngineEvent, Job, RequestGroup, RequestHandle
 from .http import HttpFrontEnd, Stream
-from .openai_fields import (
-    MAX_PROMPT_TOKENS,
-    Generation,
-    check_ids,
-    fault,
-    read_generation,
-    read_messages,
-    read_prompts,
-)
+from .openai_fields import MAX_PROMPT_TOKENS, Generation, check_ids, fault, read_generation, read_messages, read_prompts
 from .tokenizers import decode
 
 COMPLETION_LIMIT = 16  # OpenAI's default of max_tokens

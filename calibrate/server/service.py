@@ -7,7 +7,6 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -16,18 +15,17 @@ from servesim.calibrate.client.load_generator import raise_file_limit
 from servesim.calibrate.device.worker_client import WorkerFailed
 from servesim.calibrate.live.setup import DeviceSession, server_arguments
 from servesim.config.scenario import Scenario
-from servesim.config.user_code import code_access, is_user_class
-from servesim.core import Policy, PolicyError
+from servesim.config.user_code import code_access
+from servesim.core import PolicyError
 from servesim.files.scratch import ScratchFolder
 from servesim.version import __version__
 from servesim.web import json_errors, listening, stop_event
 
 from .engine_client import EngineClient
-from .http import MAX_BODY_BYTES, HttpFrontEnd, close_idle_connections, mark_busy, require_key
+from .http import MAX_BODY_BYTES, HttpFrontEnd, ServerOptions, close_idle_connections, mark_busy, require_key
 from .llm_serving_api import ServingApi
 from .metrics import CONTENT_TYPE, ServerMetrics
 from .openai_api import OpenAIApi
-from .tokenizers import Tokenizer, WordTokenizer
 
 CLOSE_TIMEOUT_S = 5.0  # for the engine's socket
 MAX_MESSAGE_BYTES = 1 << 26  # of one message from the engine
@@ -62,26 +60,11 @@ def application(front_end: HttpFrontEnd, api_key: Optional[str] = None) -> web.A
     return app
 
 
-@dataclass(frozen=True)
-class ServerOptions:
-    """What the server shows to its clients."""
-
-    max_open: int = 4096  # open requests
-    api_key: Optional[str] = None
-    names: tuple[str, ...] = ()  # of the model; default: its own name
-    usual_output: int = 256  # tokens of an answer if the client sets no limit
-    tokenizer: Optional[Tokenizer] = None  # of prompts; default: one word is one token
-
-
 class Service:
     """An HTTP server for a loaded model."""
 
     def __init__(
-        self,
-        session: DeviceSession,
-        scenario: Scenario,
-        sockets: Sequence[socket.socket],
-        options: ServerOptions,
+        self, session: DeviceSession, scenario: Scenario, sockets: Sequence[socket.socket], options: ServerOptions
     ) -> None:
         self.session = session
         self.scenario = scenario
@@ -105,7 +88,7 @@ class Service:
             stop, self.stop = stop_event()
         client = EngineClient(self.options.max_open, ServerMetrics(self.names[0]))
         async with self._start_engine(client) as engine:
-            front_end = self._front_end(client)
+            front_end = HttpFrontEnd(client, self.session, self.scenario, self.options)
             app = application(front_end, self.options.api_key)
             async with listening(
                 app, self.sockets, keepalive_timeout=KEEP_ALIVE_S, shutdown_timeout=DRAIN_TIMEOUT_S
@@ -157,31 +140,6 @@ class Service:
             "serve", None, None, **settings, code=self.code, socket=path, pace=self.session.fake_cost
         )  # fmt: skip
         return state
-
-    def _front_end(self, client: EngineClient) -> HttpFrontEnd:
-        about, model, policy = self.session.about, self.session.model, self.scenario.make_policy()
-        context = self.scenario.engine.max_model_len or model.context
-        slots = getattr(policy, "decode_batch", None)  # of llm-serving
-        return HttpFrontEnd(
-            engine=client,
-            model=model.name,
-            names=self.names,
-            vocab=model.vocab,
-            tokenizer=self.options.tokenizer or WordTokenizer(model.vocab),
-            context=context,
-            max_length=context if slots is None else context - 1,  # llm-serving rejects prompt + limit = context
-            capacity=client.state["total_blocks"] * self.scenario.engine.block_size,
-            usual_output=self.options.usual_output,
-            batch=getattr(policy, "max_num_seqs", 0) if slots is None else slots,
-            has_priorities=uses_priorities(policy),
-            device=str(about["device"]),
-            dtype=str(about["dtype"]),
-        )
-
-
-def uses_priorities(policy: Policy) -> bool:
-    """Whether a policy sorts requests by their priority. A policy of the user may read it: that is not known."""
-    return "priority" in (policy.order, getattr(policy, "policy", None)) or is_user_class(type(policy))
 
 
 def serve(services: Sequence[Service]) -> list[dict[str, Any]]:

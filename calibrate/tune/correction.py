@@ -80,7 +80,9 @@ def correct_from_steps(
     fitted = replace(fitted, about={**fitted.about, **({} if note else {"how": how})})
     if host_separate:
         fitted = with_host(fitted, [sample for calls in runs.values() for sample in overhead_samples(calls)])
-    return Correction(fitted, factors, remaining_spread(fitted, live.values()), samples, len(measured), note)
+    logs = np.log([step_factors(run, fitted) for run in live.values()])  # how much runs still differ
+    spread = Factors(*(max(root_mean_square(kind.tolist()), MIN_SPREAD) for kind in logs.T))
+    return Correction(fitted, factors, spread, samples, len(measured), note)
 
 
 def live_samples(calls: Sequence[ModelCall], host_separate: bool) -> Samples:
@@ -108,12 +110,6 @@ def step_factors(measured: Samples, profile: Profile) -> Factors:
         total = float(predicted[own].sum())
         factors.append(float(measured.seconds[own].sum()) / total if total > 0 else 1.0)
     return Factors(*factors)
-
-
-def remaining_spread(profile: Profile, runs: Any) -> Factors:
-    """Return how much measured / predicted time still differs between runs, per kind of step."""
-    logs = np.log([step_factors(run, profile) for run in runs])
-    return Factors(*(max(root_mean_square(kind.tolist()), MIN_SPREAD) for kind in logs.T))
 
 
 def root_mean_square(values: Sequence[float], count: Optional[int] = None) -> float:

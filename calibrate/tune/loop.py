@@ -16,7 +16,7 @@ from typing import Any, Callable, Optional
 
 from servesim.calibrate.replay.measured_run import write_live
 from servesim.calibrate.replay.replay import expected_seconds, replay_requests
-from servesim.calibrate.replay.server_settings import setting_notes
+from servesim.calibrate.replay.verify import setting_notes
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Shape
 from servesim.costs.device_profile import Profile, load_profile

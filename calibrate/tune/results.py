@@ -183,7 +183,12 @@ def write_results(result: TuneResult, folder: Path) -> Summary:
     summary = result.summary
     source = Path(str(summary.experiment.base.get("profile")))
     if len(result.rounds) > 1:
-        copy_profile(source, folder / "profile")
+        for name in PROFILE_FILES:
+            if (source / name).exists():
+                with replacing(folder / "profile" / name) as part:
+                    shutil.copyfile(source / name, part)
+            else:  # a file of an earlier end of this run
+                (folder / "profile" / name).unlink(missing_ok=True)
         summary.experiment = replace(
             summary.experiment, base={**summary.experiment.base, "profile": str(folder / "profile")}
         )
@@ -191,16 +196,6 @@ def write_results(result: TuneResult, folder: Path) -> Summary:
     best = folder / "best.yaml"
     write_text(best, "".join(map(comment, result.sources())) + best.read_text(encoding="utf-8"))
     return summary
-
-
-def copy_profile(source: Path, target: Path) -> None:
-    """Copy the files of a profile folder."""
-    for name in PROFILE_FILES:
-        if (source / name).exists():
-            with replacing(target / name) as part:
-                shutil.copyfile(source / name, part)
-        else:
-            (target / name).unlink(missing_ok=True)
 
 
 def write_corrected(folder: Path, correction: Correction) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Optional, Protocol
-from urllib.parse import urlsplit
 
+from servesim.calibrate.client.server_counters import round_trip_ms
 from servesim.calibrate.live.setup import DeviceSession
 from servesim.calibrate.replay.http_client import Target, replay_against
 from servesim.calibrate.replay.measured_run import MeasuredRun, run_from_result
@@ -21,7 +20,7 @@ from servesim.core import BadInput
 from servesim.costs.device_profile import Profile
 from servesim.runs.build import copy_requests
 
-SERVER_START_S = 600.0  # until a restarted server must accept connections
+SERVER_START_S = 600.0  # until a restarted server must answer
 
 
 class LiveTarget(Protocol):
@@ -105,17 +104,8 @@ class UrlTarget:
         )
         if done.returncode:
             raise BadInput(f"--restart: the command ended with exit code {done.returncode}")
-        try:
-            address = urlsplit(self.server.url)
-            port = address.port or (443 if address.scheme == "https" else 80)
-        except ValueError:
-            raise BadInput(f"--url: expected http://HOST:PORT, got {self.server.url!r}") from None
         until = time.monotonic() + SERVER_START_S
-        while True:
-            try:
-                socket.create_connection((address.hostname or "", port), timeout=5).close()
-                return
-            except OSError:
-                if time.monotonic() > until:
-                    raise BadInput(f"--url {self.server.url}: no answer {SERVER_START_S:g} s after --restart") from None
-                time.sleep(0.2)
+        while round_trip_ms(self.server.url) is None:
+            if time.monotonic() > until:
+                raise BadInput(f"--url {self.server.url}: no answer {SERVER_START_S:g} s after --restart")
+            time.sleep(0.2)

@@ -1,4 +1,1 @@
-"""Calibrate a vLLM server from its recorded steps, and check the result on the server.
-
-It imports imports, client and replay. Only commands imports it.
-"""
+"""Calibrate a vLLM server from its recorded steps, and check the result on the server."""

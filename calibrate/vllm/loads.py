@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from servesim.calibrate.client.load_generator import LoadGenerator, send
-from servesim.calibrate.replay.http_client import Target
+from servesim.calibrate.replay.http_client import Target, one_after_another
 from servesim.calibrate.replay.replay import ProgressLine
 from servesim.core import BadInput, Request
 from servesim.core.content import content_of_pieces
@@ -87,16 +87,16 @@ class LoadClient:
         longest = self.max_model_len // 2
         prompts = [(0, min(length, longest)) for length in SINGLE_LENGTHS]
         prompts += [(cached, added) for cached in CONTINUED if cached <= longest for added in ADDED_TOKENS]
-        chain = []
-        for k, (cached, added) in enumerate(prompts):
-            content = content_of_pieces([(0, cached), (k, added)])
-            chain.append(Request(f"{k}", 0.0, cached + added, SINGLE_OUTPUT, follows=before(k), content=content))
-        return self.send(name, chain)
+        requests = [
+            Request(f"{k}", 0.0, cached + added, SINGLE_OUTPUT, content=content_of_pieces([(0, cached), (k, added)]))
+            for k, (cached, added) in enumerate(prompts)
+        ]
+        return self.send(name, one_after_another(requests))
 
     def send_equal(self, name: str, count: int) -> list[float]:
         """Send equal requests one by one; return the seconds from the first to the last token of each."""
         prompt = min(EQUAL_PROMPT, self.max_model_len // 2)
-        chain = [Request(f"{k}", 0.0, prompt, EQUAL_OUTPUT, follows=before(k)) for k in range(count)]
+        chain = one_after_another([Request(f"{k}", 0.0, prompt, EQUAL_OUTPUT) for k in range(count)])
         return [sent.times[-1] - sent.times[0] for sent in self.send(name, chain).sent_requests]
 
     def send_bursts(self) -> Bursts:
@@ -128,8 +128,3 @@ class LoadClient:
             if sent.outcome != "finished":
                 raise LoadFailed(f"{name}: request {sent.request.id}: {sent.outcome}: {sent.reason}")
         return generator
-
-
-def before(number: int) -> Optional[str]:
-    """Return the id of the request that one of a chain follows."""
-    return f"{number - 1}" if number else None

@@ -12,12 +12,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from http.client import HTTPException
 from itertools import chain, count
 from pathlib import Path
 from typing import Optional
-from urllib.error import URLError
-from urllib.request import urlopen
 
+from servesim.calibrate.client.server_counters import ask
 from servesim.core import BadInput
 
 RECORDER = Path(__file__).parents[1] / "adapter" / "vllm_recorder.py"
@@ -67,7 +67,10 @@ class VllmServer:
     def wait_until_ready(self) -> None:
         """Wait until the server answers; raise ServerFailed if it ends first."""
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not is_healthy(self.url):
+        while True:
+            with contextlib.suppress(OSError, HTTPException):
+                ask(self.url, "/health")
+                return
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise ServerFailed(f"vLLM did not answer within {START_TIMEOUT_S:g} s; log: {self.log}")
             time.sleep(POLL_S)
@@ -160,12 +163,3 @@ def chosen_port(flags: Sequence[str]) -> int:
             reason = getattr(error, "strerror", None) or error
             raise BadInput(f"after --: --port {port}: cannot listen there: {reason}") from None
         return int(probe.getsockname()[1])
-
-
-def is_healthy(url: str) -> bool:
-    """Whether a server answers at /health."""
-    try:
-        urlopen(f"{url}/health", timeout=5).close()
-    except (URLError, OSError):
-        return False
-    return True

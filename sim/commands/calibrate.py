@@ -13,13 +13,11 @@ from .calibrate_derive import register_derive
 from .calibrate_endpoint import register_endpoint
 from .calibrate_import import register_import
 from .calibrate_vllm import register_vllm
-from .notes import print_json, print_note, print_path
+from .notes import print_json, print_note
 from .options import add, add_device_options, add_json, add_trust, fraction
 
 if TYPE_CHECKING:
     from servesim.calibrate.probe.session import ProbeSession
-
-PLOT = {"--plot FILE.png": "draw a chart of the samples and the fit"}
 
 
 def register(commands: Any) -> None:
@@ -27,8 +25,8 @@ def register(commands: Any) -> None:
     kinds = calibrate.add_subparsers(metavar="ACTION", required=True)
     register_probe(kinds)
     fit = kinds.add_parser("fit", help="fit the samples of a profile folder and print the held-out error")
-    add(fit, {"FOLDER": "profile folder with samples.csv, and probe.yaml or profile.yaml", **PLOT})
-    fit.set_defaults(run=fit_samples, json=False)
+    add(fit, {"FOLDER": "profile folder with samples.csv, and probe.yaml or profile.yaml"})
+    fit.set_defaults(run=fit_samples)
     register_check(kinds)
     register_logs(kinds)
     register_vllm(kinds)
@@ -109,7 +107,7 @@ def register_check(kinds: Any) -> None:
     check = kinds.add_parser(
         "check", help="print the measured range and the error of a profile, and what to measure next"
     )
-    add(check, {"PROFILE": "bundled profile or profile folder", **PLOT})
+    add(check, {"PROFILE": "bundled profile or profile folder"})
     wrong = "exit with 3 if a held-out error is larger, e.g. 0.03 or 3%%"
     add(check, {"--tolerance FRACTION": wrong}, type=fraction)
     add_json(check)
@@ -148,7 +146,7 @@ def probe_and_fit(args: argparse.Namespace, session: ProbeSession) -> int:
         f"{result['points']} points: {result['known']} reached the precision of {args.precision:.1%}, "
         f"{len(result['failed'])} failed; {result['seconds']:.0f} s; samples: {session.samples}"
     )
-    return 0 if args.no_fit else fit_samples(argparse.Namespace(folder=args.output, plot=None, json=False))
+    return 0 if args.no_fit else fit_samples(argparse.Namespace(folder=args.output))
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -206,9 +204,7 @@ def fit_samples(args: argparse.Namespace) -> int:
         raise BadInput(f"{folder}: has no probe.yaml and no profile.yaml; expected one, with the device and the model")
     profile = fit_profile(path, about, folder.resolve().name)
     write_profile(folder, profile.about, profile.cost)
-    written = load_profile(folder)
-    print(report(written))
-    write_plot(written, args.plot, args)
+    print(report(load_profile(folder)))
     print(f"profile: {folder / 'profile.yaml'}")
     return 0
 
@@ -223,14 +219,4 @@ def check_profile(args: argparse.Namespace) -> int:
         print_json(report_json(profile, args.tolerance), default=str)
     else:
         print(report(profile, args.tolerance))
-    write_plot(profile, args.plot, args)
     return 0 if is_within(profile, args.tolerance) else 3
-
-
-def write_plot(profile: Any, path: Any, args: argparse.Namespace) -> None:
-    """Draw the fit if a path is given."""
-    if path:
-        from servesim.calibrate.probe.plot import plot_fit
-
-        plot_fit(profile, Path(path))
-        print_path(args, f"plot: {path}")

@@ -50,8 +50,8 @@ def serve_clients(args: argparse.Namespace) -> int:
     """Serve until interrupted; return 1 if KV blocks were leaked."""
     from servesim.calibrate.client.protocols import api_key
     from servesim.calibrate.live.setup import DeviceSession
-    from servesim.calibrate.server.http import is_local
-    from servesim.calibrate.server.service import ServerOptions, Service, serve
+    from servesim.calibrate.server.http import ServerOptions, is_local
+    from servesim.calibrate.server.service import Service, serve
     from servesim.calibrate.server.tokenizers import FileTokenizer
     from servesim.web import bound
 

@@ -229,7 +229,6 @@ class ProfileFile(Stored):
     context_step: Optional[Whole] = None  # the engine reads cached tokens in multiples of this
     rows_with_context: Optional[StoredNumber] = None  # their correlation in a step log, if it is high
     token_buckets: Optional[list[Whole]] = None
-    busy: Optional[StoredNumber] = None
     fit: Optional[Fit] = None
     uncertainty: Optional[UncertaintyKeys] = None
     error_by_range: Optional[dict[str, dict[str, RangeError]]] = None

@@ -38,7 +38,7 @@ COUNTS = ("step", "point", *Shape._fields, "prefill_cached", "waiting")
 STEP_KINDS = ("prefill", "decode", "mixed", "swap")
 OPTIONAL = ("longest", "drafts")  # fields that tables of older versions do not have
 CALL_COLUMNS = ("start", "called", "end", *Shape._fields)  # of steps.csv
-KINDS = (*STEP_KINDS, "busy")  # busy: a decode while the front end loads the host
+KINDS = (*STEP_KINDS, "busy")  # busy: a decode while a front end loads the host; earlier probes have it
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 

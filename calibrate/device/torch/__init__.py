@@ -1,4 +1,1 @@
-"""The torch backend: a paged Llama on CUDA or the CPU.
-
-Only this folder imports torch and triton. It imports device and core; the worker loads it by name.
-"""
+"""The torch backend: a paged Llama on CUDA or the CPU."""

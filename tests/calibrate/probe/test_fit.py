@@ -46,8 +46,6 @@ def samples(folder: Path, device: Device, noise: float = 0.0, buckets: tuple[int
     rng = random.Random(0)
     rows: list[dict[str, Any]] = []
     for index, point in enumerate(grid(32, 1024, 1024, 64, buckets)):
-        if point.kind == "busy":
-            continue
         shape = shape_of(point)
         for repeat in range(5):
             seconds = device(shape) * (1 + rng.uniform(-noise, noise))

@@ -55,7 +55,7 @@ def run_probe(backend: Any, **args: Any) -> tuple[list[dict[str, str]], dict[str
 
 def test_every_kind_of_step_is_measured_with_its_shape(virtual_time: None) -> None:
     rows, result, _ = run_probe(device())
-    assert set(Counter(row["kind"] for row in rows)) == {"prefill", "decode", "mixed", "swap", "busy"}
+    assert set(Counter(row["kind"] for row in rows)) == {"prefill", "decode", "mixed", "swap"}
     assert result["known"] == result["points"]
     mixed = next(row for row in rows if row["kind"] == "mixed")
     assert int(mixed["prefill_tokens"]) > 0

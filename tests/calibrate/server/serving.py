@@ -19,7 +19,8 @@ import pytest
 pytest.importorskip("aiohttp")
 
 from servesim.calibrate.live.setup import DeviceSession
-from servesim.calibrate.server.service import ServerOptions, Service
+from servesim.calibrate.server.http import ServerOptions
+from servesim.calibrate.server.service import Service
 from servesim.config.scenario import scenario_from
 from servesim.web import bound
 
