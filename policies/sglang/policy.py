@@ -20,15 +20,7 @@ from servesim.core import (
 )
 from servesim.core.native import mypyc_attr
 
-from .prefill import (
-    CACHE_ORDERS,
-    NOTHING_TRIED,
-    PrefillAdder,
-    SGLangSettings,
-    Tried,
-    known_length,
-    out_of_memory,
-)
+from .prefill import CACHE_ORDERS, NOTHING_TRIED, PrefillAdder, SGLangSettings, Tried, known_length, out_of_memory
 from .rules import Ended, SGLangRules
 
 
