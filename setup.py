@@ -28,7 +28,7 @@ INTERPRETED = (
     "class_source", "fields",  # read annotations and source files, once per class
     # read mappings and files, once per run
     "device_profile", "mapping", "named_profile", "profile", "profile_file", "terms", "uncertainty",
-    "config_file", "export", "tuning", "validation", "vllm_flags",  # configurations of engines, read and written
+    "config_file", "export", "tuning", "vllm_flags",  # configurations of engines, read and written
     "blake3", "exact_time",  # of keys; see its text
     "kv_memory", "model_arithmetic", "model_config", "profile_verdict",  # used at most once per run
 )  # fmt: skip

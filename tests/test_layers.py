@@ -30,7 +30,7 @@ RESULTS = STUDY | {"report"}
 # What a folder of policies holds beside the policies. It imports `config`, which loads it by name.
 FAMILY_CONFIG = {
     "policies.vllm_flags",
-    *(f"policies.{family}.{name}" for family in FAMILIES for name in ("config_file", "export", "tuning", "validation")),
+    *(f"policies.{family}.{name}" for family in FAMILIES for name in ("config_file", "export", "tuning")),
 }
 ALLOWED: dict[str, set[str]] = {
     "core": set(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, Optional, Union
 from urllib.parse import quote, unquote
 
 import numpy as np
@@ -22,18 +22,12 @@ ID_SIZES = (MOONCAKE_BLOCK, BAILIAN_BLOCK, 64, 128, 256, 32, 1024, 1)  # tokens 
 CONVERSATION_NOTE = "the prompt of a turn contains the earlier turns and answers of its session"
 
 
-class IdContents(NamedTuple):
-    """Contents from hash ids."""
-
-    contents: list[Optional[Content]]  # None: the row has no ids, or they do not fit
-    misfits: dict[int, str]  # row -> why its ids do not fit its prompt
-
-
 def contents_from_ids(
     prompts: Sequence[int], hash_ids: Sequence[Sequence[int]], names: Sequence[Any], sizes: Sequence[int] = ID_SIZES
-) -> IdContents:
-    """Return the contents of prompts with hash ids. `names`: of the requests.
+) -> tuple[list[Optional[Content]], dict[int, str]]:
+    """Return the contents of prompts with hash ids, and for each row whose ids do not fit its prompt the reason.
 
+    `names`: of the requests. A content is None if the row has no ids, or if they do not fit.
     A file has one id for each block of one size. The last id stands for the rest of the prompt; or, in other files, the
     rest has no id and is a text of its own. The size and the rule that fit most rows are those of the file.
     """
@@ -52,7 +46,7 @@ def contents_from_ids(
         else:
             contents.append(content_of_pieces([*((id, size) for id in ids), (own_text(name), prompt % size)]))
     reason = f"hash ids do not fit the prompt length: expected one per {size} tokens"
-    return IdContents(contents, dict.fromkeys(np.flatnonzero(~fits[best]).tolist(), reason))
+    return contents, dict.fromkeys(np.flatnonzero(~fits[best]).tolist(), reason)
 
 
 def own_text(id: Any) -> str:

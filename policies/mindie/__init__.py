@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from servesim.core import Policy
+from servesim.policies import Validation
 
 from .policy import MindIE
 
-__all__ = ["POLICIES", "MindIE"]
+__all__ = ["POLICIES", "VALIDATION", "MindIE"]
 POLICIES: dict[str, type[Policy]] = {"mindie": MindIE}
+VALIDATION: dict[str, Validation] = {  # recordings per version, and what is not modelled
+    "MindIE-LLM": Validation(
+        {"mindie": {"3.0.0": 35}},
+        "prefix cache, several answers (n > 1) and beam search, speculative decoding, P/D disaggregation, data "
+        "parallelism, sequence and context parallelism",
+    ),
+}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
+from servesim.core import Values
+
 from .feedback import Feedback
 
 
-class MindIEState:
+class MindIEState(Values):
     """Policy state: what the scheduler keeps from one round to the next."""
 
     __slots__ = ("feedback", "kind", "last_empty", "new_first", "resumed", "tail", "waste", "waste_step")
@@ -26,16 +28,8 @@ class MindIEState:
         self.tail = tail
         self.feedback = feedback  # None: the settings need no results
 
-    def _values(self) -> tuple[Any, ...]:
+    def values(self) -> tuple[Any, ...]:
         return (
             self.kind, self.last_empty, self.new_first, self.waste, self.waste_step, self.resumed, self.tail,
             self.feedback,
         )  # fmt: skip
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, MindIEState) and self._values() == other._values()
-
-    __hash__ = None  # type: ignore[assignment]  # nothing needs it
-
-    def __repr__(self) -> str:
-        return f"MindIEState{self._values()}"

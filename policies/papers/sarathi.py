@@ -7,20 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, NamedTuple, Optional
 
-from servesim.core import (
-    NO_HOLD,
-    Chunk,
-    Float0,
-    Hold,
-    Int1,
-    Plan,
-    Policy,
-    Preemption,
-    Queue,
-    Rejection,
-    Request,
-    View,
-)
+from servesim.core import NO_HOLD, Chunk, Float0, Hold, Int1, Plan, Policy, Preemption, Queue, Rejection, Request, View
 from servesim.core.native import mypyc_attr
 
 from .orca import reject_too_long, too_long

@@ -10,19 +10,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
-from servesim.core import (
-    NO_HOLD,
-    UNTIL_FINISH,
-    Chunk,
-    Int1,
-    Plan,
-    Policy,
-    Preemption,
-    Reorder,
-    Request,
-    Stuck,
-    View,
-)
+from servesim.core import NO_HOLD, UNTIL_FINISH, Chunk, Int1, Plan, Policy, Preemption, Reorder, Request, Stuck, View
 from servesim.core.native import mypyc_attr
 
 from .rules import SplitFuseRules

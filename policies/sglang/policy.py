@@ -15,24 +15,17 @@ from servesim.core import (
     Preemption,
     Reorder,
     Request,
+    Values,
     View,
 )
 from servesim.core.native import mypyc_attr
 
-from .prefill import (
-    CACHE_ORDERS,
-    NOTHING_TRIED,
-    PrefillAdder,
-    SGLangSettings,
-    Tried,
-    known_length,
-    out_of_memory,
-)
+from .prefill import CACHE_ORDERS, NOTHING_TRIED, PrefillAdder, SGLangSettings, Tried, known_length, out_of_memory
 from .rules import Ended, SGLangRules
 
 
-class SGLangState:
-    """Policy state: what SGLang keeps from one turn to the next. A class, because a named tuple is slow if compiled."""
+class SGLangState(Values):
+    """Policy state: what SGLang keeps from one turn to the next."""
 
     __slots__ = (
         "batch_is_full", "batch_is_new", "decodes_left", "dropped", "new_token_ratio", "rows_after_prefill", "was_idle",
@@ -57,22 +50,11 @@ class SGLangState:
         self.was_idle = was_idle  # the last turn had no batch
         self.decodes_left = decodes_left  # turns until a prefill may follow the last one (prefill_decode_interval)
 
-    def _values(self) -> tuple[Any, ...]:
+    def values(self) -> tuple[Any, ...]:
         return (
             self.new_token_ratio, self.batch_is_full, self.rows_after_prefill, self.batch_is_new, self.dropped,
             self.was_idle, self.decodes_left,
         )  # fmt: skip
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SGLangState) and self._values() == other._values()
-
-    __hash__ = None  # type: ignore[assignment]  # nothing needs it
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return SGLangState, self._values()
-
-    def __repr__(self) -> str:
-        return f"SGLangState{self._values()}"
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -24,9 +24,8 @@ from servesim.core import (
 from servesim.core.native import mypyc_attr
 from servesim.policies.vllm_common import budget_refusals, prefilling_is_last
 
-from .common import BlockPlan, SwapInResult, VLLMv0
+from .common import BlockPlan, SwapInResult, VLLMv0, VLLMv0Rules
 from .policy import DECODE_PAST_FINISH_KEEP_ONE_FREE, PrefillResult
-from .rules import VLLMv0Rules
 
 
 class RunningResult(NamedTuple):

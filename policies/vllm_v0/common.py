@@ -1,4 +1,4 @@
-"""Code of both vLLM v0 schedulers, policy.py and chunked.py: blocks, preemption, swap-in, delay factor.
+"""Code of both vLLM v0 schedulers, policy.py and chunked.py: rules, blocks, preemption, swap-in, delay factor.
 
 `length` is the prompt plus the generated tokens. The newest token is not cached, so a decode needs blocks for `length`.
 """
@@ -26,7 +26,22 @@ from servesim.core import (
     first_time_after,
 )
 from servesim.core.native import mypyc_attr
+from servesim.engine.rules import EngineRules
 from servesim.policies.vllm_common import requests_in
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class VLLMv0Rules(EngineRules):
+    """What both schedulers have beside their decisions."""
+
+    def __init__(self, engine: str, validated_against: str, sequence_groups: bool) -> None:
+        super().__init__(engine, validated_against)
+        # The scheduler itself rejects ("ignores") a prompt that can never fit when it is at the head of the queue.
+        self.rejects_oversized = False
+        self.arrival_is_send_time = True
+        self.slots_field, self.budget_fields = "max_num_seqs", ("max_num_batched_tokens",)
+        self.sequence_groups = sequence_groups
+        self.splits_answers = not sequence_groups
 
 
 class DelayState(NamedTuple):

@@ -26,8 +26,7 @@ from servesim.core import (
 from servesim.core.native import mypyc_attr
 from servesim.policies.vllm_common import budget_refusals, priority_key
 
-from .common import BlockPlan, VLLMv0, seats_of
-from .rules import VLLMv0Rules
+from .common import BlockPlan, VLLMv0, VLLMv0Rules, seats_of
 
 # vLLM's block manager requires one free block during a decode step, even if no request uses it.
 DECODE_KEEP_ONE_FREE: Final = Plan(decode=True, hold=Hold(keep_free=1))

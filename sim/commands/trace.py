@@ -58,10 +58,7 @@ def _register_inspect(actions: Any) -> None:
     options.add(inspect, {"FILE": "trace file, plain or .gz; - reads standard input"})
     _add_reading_options(inspect)
     _add_editing_options(inspect)
-    options.add(inspect, {
-        "--block-size N": "tokens per block of the prefix cache (default 16)",
-        "--plot FILE": "draw arrivals and lengths (PNG, SVG or PDF)",
-    })  # fmt: skip
+    options.add(inspect, {"--block-size N": "tokens per block of the prefix cache (default 16)"})
     options.add_json(inspect)
     inspect.set_defaults(run=inspect_trace)
 
@@ -171,10 +168,6 @@ def inspect_trace(args: argparse.Namespace) -> int:
         print_json(metrics)
     else:
         print(format_statistics(metrics))
-    if args.plot:
-        from servesim.traces.describe import plot_trace
-
-        plot_trace(trace, args.plot)
     return 0
 
 

@@ -1,6 +1,6 @@
-"""What a folder of policies/ holds beside the policies: how they were validated, and the configuration of the server.
+"""What a folder of policies/ holds beside the policies: the configuration of the server, and what to try on it.
 
-The modules validation.py, config_file.py and export.py of a folder import this package. So this package loads them by
+The modules config_file.py, export.py and tuning.py of a folder import this package. So this package loads them by
 name.
 """
 
@@ -15,14 +15,6 @@ from typing import Any, NamedTuple, Optional
 from servesim.core import ClientRequest
 from servesim.costs.kv_memory import device_memory, memory_of_profile
 from servesim.policies import FAMILIES
-
-
-class Validation(NamedTuple):
-    """How policies of engines with common code were validated."""
-
-    recordings: Mapping[str, Mapping[str, int]]  # policy -> version of its engine -> recordings of that version
-    not_modelled: str
-    modified: Sequence[str] = ()  # presets of engines that their authors changed: no recording shows their rules
 
 
 class ConfigFile(NamedTuple):

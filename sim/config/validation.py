@@ -1,26 +1,26 @@
 """How each policy was validated: its engine family, the recordings per version, and what it does not model.
 
-The numbers are in policies/*/validation.py only; a test compares them with tests/recordings.
+The numbers are in policies/*/__init__.py only; a test compares them with tests/recordings.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from servesim.core import BadInput, Policy
 from servesim.core.class_source import docstring
 from servesim.engine.rules import rules_of
 from servesim.files.read import read_json
-from servesim.policies import POLICIES
+from servesim.policies import FAMILIES, POLICIES, Validation
 
-from .families import Validation, family_modules
 from .registry import ENGINE, about_preset, make_policy, preset, presets
 from .scenario import Scenario
 
 VALIDATION: dict[str, Validation] = {  # by the names of families in `sim policies list`
-    name: row for module in family_modules("validation") for name, row in module.VALIDATION.items()
+    name: row for family in FAMILIES for name, row in import_module(f"servesim.policies.{family}").VALIDATION.items()
 }
 FAMILY_OF = {policy: name for name, row in VALIDATION.items() for policy in row.recordings}
 RECORDINGS = {policy: counts for row in VALIDATION.values() for policy, counts in row.recordings.items()}

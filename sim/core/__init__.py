@@ -24,14 +24,9 @@ from .plan import (
     Preemption,
     Rejection,
     Reorder,
+    Values,
 )
-from .policy import (
-    ORDERS,
-    Policy,
-    field_values,
-    first_time_after,
-    require_effect,
-)
+from .policy import ORDERS, Policy, field_values, first_time_after, require_effect
 from .request import ClientRequest, DecodeCohort, Request
 from .sampling import Sampling, SequenceGroup
 from .view import NOT_CACHED, BlockPool, CachedPrefix, CacheDraft, Queue, ServerQueue, View
@@ -39,7 +34,7 @@ from .view import NOT_CACHED, BlockPool, CachedPrefix, CacheDraft, Queue, Server
 __all__ = [
     "BadInput", "PlanError", "PolicyError", "Stuck",
     "ClientRequest", "Content", "Request", "DecodeCohort", "Sampling", "SequenceGroup",
-    "FOREVER", "NO_MOVES", "Chunk", "Hold", "Moves", "Plan", "Preemption", "Rejection", "Reorder",
+    "FOREVER", "NO_MOVES", "Chunk", "Hold", "Moves", "Plan", "Preemption", "Rejection", "Reorder", "Values",
     "DECODE_PAST_FINISH", "DECODE_UNTIL_FINISH", "IDLE_PLAN", "NO_HOLD", "PAST_FINISH", "UNTIL_FINISH",
     "NOT_CACHED", "BlockPool", "CachedPrefix", "CacheDraft", "Queue", "ServerQueue", "View",
     "ORDERS", "Policy", "field_values", "first_time_after", "require_effect",

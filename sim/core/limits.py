@@ -49,11 +49,10 @@ def check_replications(count: Any, name: str) -> None:
         raise BadInput(f"{name}: expected at least 1, at most {MAX_RUNS}, got {show_number(count)}")
 
 
-def check_fraction(value: Any, name: str, minimum: float = 0.0) -> None:
+def check_fraction(value: Any, name: str) -> None:
     """Raise BadInput for a number that is not above 0 and below 1; `name` is the option or the argument."""
-    if not is_number(value, minimum, 1) or value in (0, 1):
-        least = f", at least {minimum:g}" if minimum else ""
-        raise BadInput(f"{name}: expected a fraction between 0 and 1{least}, got {show_number(value)}")
+    if not is_number(value, 0, 1) or value in (0, 1):
+        raise BadInput(f"{name}: expected a fraction between 0 and 1, got {show_number(value)}")
 
 
 def draw_count(value: Any) -> Optional[int]:

@@ -19,7 +19,28 @@ def count_of(number: SupportsIndex, name: str) -> int:
     return count
 
 
-class Chunk:
+class Values:
+    """Base of small objects that are equal, copied and shown by their values. Compiled named tuples are slower."""
+
+    __slots__ = ()
+
+    def values(self) -> tuple[Any, ...]:
+        """Return the arguments of the constructor, which make an equal object."""
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Values) and type(self) is type(other) and self.values() == other.values()
+
+    __hash__ = None  # type: ignore[assignment]  # nothing needs it
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.values()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}{self.values()}"
+
+
+class Chunk(Values):
     """A number of tokens of one request that a step computes."""
 
     __slots__ = ("blocks", "cached", "drafts", "request", "tokens")
@@ -37,17 +58,11 @@ class Chunk:
         # of these tokens, the last ones that are guesses (speculative decoding): the model may reject them
         self.drafts = count_of(drafts, "Chunk.drafts")
 
+    def values(self) -> tuple[Any, ...]:
+        return self.request, self.tokens, self.blocks, self.cached, self.drafts
+
     def __iter__(self) -> Iterator[Any]:
-        return iter((self.request, self.tokens, self.blocks, self.cached, self.drafts))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Chunk) and tuple(self) == tuple(other)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Chunk, tuple(self)
-
-    def __repr__(self) -> str:
-        return f"Chunk({self.request!r}, {self.tokens}, {self.blocks}, {self.cached}, {self.drafts})"
+        return iter(self.values())
 
 
 class Preemption(NamedTuple):
@@ -80,7 +95,7 @@ class Reorder(NamedTuple):
     swapped: Optional[Sequence[Request]] = None
 
 
-class Hold:
+class Hold(Values):
     """A promise: `decide` would return the same plan for some further steps.
 
     It ends when a request arrives, finishes or lacks a block. The simulator runs these steps as one event. It counts
@@ -101,19 +116,8 @@ class Hold:
         self.past_finish = bool(past_finish)  # it does not end when a request finishes
         self.until = until  # call `decide` again at this time, even if nothing happens
 
-    def _values(self) -> tuple[Any, ...]:
+    def values(self) -> tuple[Any, ...]:
         return self.steps, self.keep_free, self.past_finish, self.until
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Hold) and self._values() == other._values()
-
-    __hash__ = None  # type: ignore[assignment]  # nothing needs it
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Hold, self._values()
-
-    def __repr__(self) -> str:
-        return f"Hold{self._values()}"
 
 
 NO_HOLD: Final = Hold(0)

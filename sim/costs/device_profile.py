@@ -43,10 +43,6 @@ def exists(path: Path) -> bool:
         return False
 
 
-def is_folder(path: Path) -> bool:
-    return exists(path) and path.is_dir()
-
-
 def load_profile(source: Any) -> Profile:
     """Load a bundled profile by name, a folder by path, or a mapping: names of model and device, or costs."""
     if isinstance(source, Mapping):
@@ -55,7 +51,7 @@ def load_profile(source: Any) -> Profile:
         digest = hashlib.sha256(repr(sorted(source.items(), key=str)).encode()).hexdigest()[:16]
         return Profile("inline", cost_from(source, "profile"), digest=digest)
     folder = bundled_profiles().get(str(source)) or Path(str(source))
-    file = folder / "profile.yaml" if is_folder(folder) else folder
+    file = folder / "profile.yaml" if exists(folder) and folder.is_dir() else folder
     if not exists(file):
         known = ", ".join(bundled_profiles()) or "none"
         raise BadInput(f"profile {source}: no such bundled profile or folder with a profile.yaml; bundled: {known}")

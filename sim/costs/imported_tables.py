@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any, Optional
 
 from servesim.core import BadInput, Shape, StepCost
-from servesim.core.limits import MAX_COST, MAX_NUMBER, is_number
+from servesim.core.limits import MAX_COST, MAX_NUMBER
 from servesim.files.read import quote
 
+from .mapping import check_number
 from .parts import Points, interpolate
 
 MAX_LAYERS = 10_000
@@ -221,10 +222,8 @@ def read_tables(file: Path) -> dict[str, Any]:
 def layers_and_base(arrays: Mapping[str, Any], base: Any, where: str) -> tuple[int, float]:
     """Return the checked number of layers of the model, and the checked host seconds of a step."""
     layers: Any = arrays["layers"].item() if "layers" in arrays and arrays["layers"].size == 1 else None
-    if not is_number(layers, 1, MAX_LAYERS):
-        raise BadInput(f"{where}: layers: expected a number from 1 to {MAX_LAYERS}, got {quote(layers)}")
-    if not is_number(base, 0.0, MAX_COST):
-        raise BadInput(f"{where}: base: expected a number of seconds from 0 to {MAX_COST:g}, got {quote(base)}")
+    check_number(layers, f"{where}: layers", 1, MAX_LAYERS)
+    check_number(base, f"{where}: base")
     return int(layers), float(base)
 
 

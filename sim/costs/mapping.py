@@ -118,9 +118,7 @@ def check_increasing(numbers: Any, where: str, minimum: float = 0.0, maximum: fl
     if not isinstance(numbers, (list, tuple)) or not numbers:
         raise BadInput(f"{where}: expected a list of numbers, got {quote(numbers)}")
     for k, number in enumerate(numbers):
-        if not is_number(number, minimum, maximum):
-            expected = f"a number from {minimum:g} to {maximum:g}"
-            raise BadInput(f"{where}[{k}]: expected {expected}, got {quote(number)}")
+        check_number(number, f"{where}[{k}]", minimum, maximum)
         if k and number <= numbers[k - 1]:
             raise BadInput(f"{where}[{k}]: expected more than {numbers[k - 1]:g} first, got {number:g}")
     return list(numbers)

@@ -14,54 +14,45 @@ from .public_devices import DEVICES, Device, device_of
 
 HALF = "bfloat16"
 ALIASES = {"A100": "A100-80GB", "A100-SXM": "A100-80GB", "H100-SXM": "H100", "RTX-A6000": "A6000"}
-# layers, hidden, heads, kv_heads, intermediate, vocab, context;
-# then head size (if not hidden / heads), experts, experts per token, intermediate size of a shared expert,
-# tokens of the sliding window, layers with full attention beside those with the window
-TABLE: dict[str, tuple[int, ...]] = {
-    "llama-2-13b": (40, 5120, 40, 40, 13824, 32000, 4096),
-    "llama-2-70b": (80, 8192, 64, 8, 28672, 32000, 4096),
-    "codellama-34b": (48, 8192, 64, 8, 22016, 32000, 16384),
-    "llama-3-8b": (32, 4096, 32, 8, 14336, 128256, 8192),
-    "llama-3-70b": (80, 8192, 64, 8, 28672, 128256, 8192),
-    "llama-3.1-8b": (32, 4096, 32, 8, 14336, 128256, 131072),
-    "llama-3.1-70b": (80, 8192, 64, 8, 28672, 128256, 131072),
-    "llama-3.3-70b": (80, 8192, 64, 8, 28672, 128256, 131072),
-    "llama-4-scout": (48, 5120, 40, 8, 8192, 202048, 10485760, 128, 16, 1, 8192),
-    "qwen2.5-3b": (36, 2048, 16, 2, 11008, 151936, 32768),
-    "qwen2.5-7b": (28, 3584, 28, 4, 18944, 152064, 32768),
-    "qwen2.5-14b": (48, 5120, 40, 8, 13824, 152064, 32768),
-    "qwen2.5-32b": (64, 5120, 40, 8, 27648, 152064, 32768),
-    "qwen2.5-72b": (80, 8192, 64, 8, 29568, 152064, 32768),
-    "qwen3-4b": (36, 2560, 32, 8, 9728, 151936, 40960, 128),
-    "qwen3-8b": (36, 4096, 32, 8, 12288, 151936, 40960, 128),
-    "qwen3-14b": (40, 5120, 40, 8, 17408, 151936, 40960, 128),
-    "qwen3-32b": (64, 5120, 64, 8, 25600, 151936, 40960, 128),
-    "qwen3-30b-a3b": (48, 2048, 32, 4, 768, 151936, 40960, 128, 128, 8),
-    "mistral-7b": (32, 4096, 32, 8, 14336, 32000, 32768),
-    "mistral-nemo": (40, 5120, 32, 8, 14336, 131072, 131072, 128),
-    "mixtral-8x7b": (32, 4096, 32, 8, 14336, 32000, 32768, 0, 8, 2),
-    "mixtral-8x22b": (56, 6144, 48, 8, 16384, 32768, 65536, 0, 8, 2),
-    "gpt-oss-20b": (24, 2880, 64, 8, 2880, 201088, 131072, 64, 32, 4, 0, 128, 12),
-    "gpt-oss-120b": (36, 2880, 64, 8, 2880, 201088, 131072, 64, 128, 4, 0, 128, 18),
+# Name on Hugging Face, for commands of servers; of a chat model if there is one. Then layers, hidden, heads, kv_heads,
+# intermediate, vocab, context; head size (if not hidden / heads), experts, experts per token, intermediate size of a
+# shared expert, tokens of the sliding window, layers with full attention beside those with the window
+TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
+    "llama-2-13b": ("meta-llama/Llama-2-13b-chat-hf", (40, 5120, 40, 40, 13824, 32000, 4096)),
+    "llama-2-70b": ("meta-llama/Llama-2-70b-chat-hf", (80, 8192, 64, 8, 28672, 32000, 4096)),
+    "codellama-34b": ("codellama/CodeLlama-34b-Instruct-hf", (48, 8192, 64, 8, 22016, 32000, 16384)),
+    "llama-3-8b": ("meta-llama/Meta-Llama-3-8B-Instruct", (32, 4096, 32, 8, 14336, 128256, 8192)),
+    "llama-3-70b": ("meta-llama/Meta-Llama-3-70B-Instruct", (80, 8192, 64, 8, 28672, 128256, 8192)),
+    "llama-3.1-8b": ("meta-llama/Llama-3.1-8B-Instruct", (32, 4096, 32, 8, 14336, 128256, 131072)),
+    "llama-3.1-70b": ("meta-llama/Llama-3.1-70B-Instruct", (80, 8192, 64, 8, 28672, 128256, 131072)),
+    "llama-3.3-70b": ("meta-llama/Llama-3.3-70B-Instruct", (80, 8192, 64, 8, 28672, 128256, 131072)),
+    "llama-4-scout": (
+        "meta-llama/Llama-4-Scout-17B-16E-Instruct",
+        (48, 5120, 40, 8, 8192, 202048, 10485760, 128, 16, 1, 8192),
+    ),
+    "qwen2.5-3b": ("Qwen/Qwen2.5-3B-Instruct", (36, 2048, 16, 2, 11008, 151936, 32768)),
+    "qwen2.5-7b": ("Qwen/Qwen2.5-7B-Instruct", (28, 3584, 28, 4, 18944, 152064, 32768)),
+    "qwen2.5-14b": ("Qwen/Qwen2.5-14B-Instruct", (48, 5120, 40, 8, 13824, 152064, 32768)),
+    "qwen2.5-32b": ("Qwen/Qwen2.5-32B-Instruct", (64, 5120, 40, 8, 27648, 152064, 32768)),
+    "qwen2.5-72b": ("Qwen/Qwen2.5-72B-Instruct", (80, 8192, 64, 8, 29568, 152064, 32768)),
+    "qwen3-4b": ("Qwen/Qwen3-4B", (36, 2560, 32, 8, 9728, 151936, 40960, 128)),
+    "qwen3-8b": ("Qwen/Qwen3-8B", (36, 4096, 32, 8, 12288, 151936, 40960, 128)),
+    "qwen3-14b": ("Qwen/Qwen3-14B", (40, 5120, 40, 8, 17408, 151936, 40960, 128)),
+    "qwen3-32b": ("Qwen/Qwen3-32B", (64, 5120, 64, 8, 25600, 151936, 40960, 128)),
+    "qwen3-30b-a3b": ("Qwen/Qwen3-30B-A3B", (48, 2048, 32, 4, 768, 151936, 40960, 128, 128, 8)),
+    "mistral-7b": ("mistralai/Mistral-7B-Instruct-v0.3", (32, 4096, 32, 8, 14336, 32000, 32768)),
+    "mistral-nemo": ("mistralai/Mistral-Nemo-Instruct-2407", (40, 5120, 32, 8, 14336, 131072, 131072, 128)),
+    "mixtral-8x7b": ("mistralai/Mixtral-8x7B-Instruct-v0.1", (32, 4096, 32, 8, 14336, 32000, 32768, 0, 8, 2)),
+    "mixtral-8x22b": ("mistralai/Mixtral-8x22B-Instruct-v0.1", (56, 6144, 48, 8, 16384, 32768, 65536, 0, 8, 2)),
+    "gpt-oss-20b": ("openai/gpt-oss-20b", (24, 2880, 64, 8, 2880, 201088, 131072, 64, 32, 4, 0, 128, 12)),
+    "gpt-oss-120b": ("openai/gpt-oss-120b", (36, 2880, 64, 8, 2880, 201088, 131072, 64, 128, 4, 0, 128, 18)),
 }
 COLUMNS = (*SIZES, "context", *MORE_SIZES)
 PUBLIC_MODELS = {
     **MODELS,
-    **{name: Model(name=name, dtype=HALF, **dict(zip(COLUMNS, sizes))) for name, sizes in TABLE.items()},
+    **{name: Model(name=name, dtype=HALF, **dict(zip(COLUMNS, sizes))) for name, (_, sizes) in TABLE.items()},
 }
-
-HUB = {  # model -> its name on Hugging Face, for commands of servers; of chat models if there are such
-    "llama2-7b": "meta-llama/Llama-2-7b-chat-hf", "llama-2-13b": "meta-llama/Llama-2-13b-chat-hf",
-    "llama-2-70b": "meta-llama/Llama-2-70b-chat-hf", "codellama-34b": "codellama/CodeLlama-34b-Instruct-hf",
-    "llama-3-8b": "meta-llama/Meta-Llama-3-8B-Instruct", "llama-3-70b": "meta-llama/Meta-Llama-3-70B-Instruct",
-    "llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-70b": "meta-llama/Llama-3.1-70B-Instruct",
-    "llama-3.3-70b": "meta-llama/Llama-3.3-70B-Instruct", "llama-4-scout": "meta-llama/Llama-4-Scout-17B-16E-Instruct",
-    **{f"qwen2.5-{size.lower()}": f"Qwen/Qwen2.5-{size}-Instruct" for size in ("3B", "7B", "14B", "32B", "72B")},
-    **{f"qwen3-{size.lower()}": f"Qwen/Qwen3-{size}" for size in ("4B", "8B", "14B", "32B", "30B-A3B")},
-    "mistral-7b": "mistralai/Mistral-7B-Instruct-v0.3", "mistral-nemo": "mistralai/Mistral-Nemo-Instruct-2407",
-    "mixtral-8x7b": "mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x22b": "mistralai/Mixtral-8x22B-Instruct-v0.1",
-    "gpt-oss-20b": "openai/gpt-oss-20b", "gpt-oss-120b": "openai/gpt-oss-120b",
-}  # fmt: skip
+HUB = {"llama2-7b": "meta-llama/Llama-2-7b-chat-hf", **{name: full for name, (full, _) in TABLE.items()}}
 
 
 def plain_name(name: str) -> str:

@@ -57,15 +57,15 @@ def read_bytes(path: PathLike, limit: int = MAX_BYTES) -> bytes:
 
 
 @lru_cache(maxsize=1)  # it can be read once, but a trace is read for every run of a command
-def read_stdin(limit: int = MAX_BYTES) -> bytes:
+def read_stdin() -> bytes:
     """Return standard input, unpacked if it is gzipped."""
     if sys.stdin is None or sys.stdin.isatty():
         raise BadInput(f"{STDIN_NAME}: expected a file or a pipe, got a terminal")
     try:
-        data = sys.stdin.buffer.read(limit + 1)
+        data = sys.stdin.buffer.read(MAX_BYTES + 1)
     except OSError as error:
         raise BadInput(f"{STDIN_NAME}: cannot be read: {error.strerror or error}") from None
-    return _checked_size(STDIN_NAME, data, limit)
+    return _checked_size(STDIN_NAME, data, MAX_BYTES)
 
 
 def read_text(path: PathLike, limit: int = MAX_BYTES) -> str:

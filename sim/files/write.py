@@ -36,12 +36,12 @@ def write_errors(path: PathLike) -> Iterator[None]:
 
 
 @contextmanager
-def replacing(path: PathLike, parents: bool = True) -> Iterator[Path]:
+def replacing(path: PathLike) -> Iterator[Path]:
     """Yield a temporary path in the same folder. When the block ends without an error, its file replaces `path`.
 
-    For libraries that write a file themselves; the temporary name has the same suffix. `parents` creates its folder.
+    For libraries that write a file themselves; the temporary name has the same suffix. Its folder is created.
     """
-    with _temporary(path, True, parents) as part, write_errors(path):
+    with _temporary(path, True, True) as part, write_errors(path):
         yield part
 
 
@@ -112,9 +112,9 @@ def list_files(folder: Path) -> list[Path]:
     return [path for path in folder.glob("*") if not (path.name.startswith(".") and ".part" in path.name)]
 
 
-def save_figure(figure: Any, path: PathLike, parents: bool = True, **options: Any) -> None:
+def save_figure(figure: Any, path: PathLike, **options: Any) -> None:
     """Write a chart of matplotlib. The suffix of the path is its format."""
-    with replacing(path, parents=parents) as part:
+    with replacing(path) as part:
         try:
             figure.savefig(part, format=Path(path).suffix[1:], **options)
         except (OSError, ValueError) as error:  # ValueError: an unknown format

@@ -97,7 +97,7 @@ class RunRequests(Sequence[Request]):
             number_requests(part, start, self._in_flight)
             yield part
 
-    def _store_done(self) -> None:
+    def _store_done(self) -> None:  # a method, because a generator would keep the requests in its local names
         done, self._in_flight = split_done(self._in_flight)
         self._store(done)
 

@@ -85,9 +85,9 @@ class Row:
             value
         )
 
-    def message_pieces(self, key: str = "messages") -> Pieces:
+    def message_pieces(self) -> Pieces:
         """Return chat messages as pieces of a prompt, without the chat template."""
-        return [message.text_piece("content") for message in self.rows(key) if message.has("content")]
+        return [message.text_piece("content") for message in self.rows("messages") if message.has("content")]
 
     def body(self) -> tuple[Pieces, Optional[int]]:
         """Return prompt and output limit of an OpenAI-style request body."""

@@ -20,11 +20,12 @@ from servesim.core import BadInput
 from servesim.core.limits import MAX_INT
 from servesim.files.csv_rows import split_table
 from servesim.files.read import STDIN_NAME, PathLike, decode_text, parse_json, quote, read_stdin, read_text
+from servesim.files.step_table import UNITS
 
 MAX_TIMESTAMP = 1e11  # seconds, 3,000 years; more is a wrong unit
 MAX_ID = 2**63 - 1  # np.fromstring returns this for larger ids
 MISSING = ("", None)
-SPACE = re.compile(r"\s*")
+INK = re.compile(r"\S")  # all but white space
 
 
 class Table:
@@ -246,7 +247,8 @@ def is_indented(text: str) -> bool:
 def json_parts(text: str) -> Iterator[tuple[int, str]]:
     """Yield the row and the text of each JSON value. If a value is damaged, the last part is the rest of the text."""
     decoder, end, row = json.JSONDecoder(), 0, 1
-    while (start := skip_space(text, end)) < len(text):
+    while found := INK.search(text, end):
+        start = found.start()
         row += text.count("\n", end, start)
         try:
             end = decoder.raw_decode(text, start)[1]
@@ -254,11 +256,6 @@ def json_parts(text: str) -> Iterator[tuple[int, str]]:
             end = len(text)
         yield row, text[start:end]
         row += text.count("\n", start, end)
-
-
-def skip_space(text: str, start: int) -> int:
-    space = SPACE.match(text, start)
-    return start if space is None else space.end()
 
 
 def json_table(name: str, records: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> Table:
@@ -270,7 +267,6 @@ def json_table(name: str, records: Sequence[Mapping[str, Any]], numbers: Sequenc
 OBJECTS = ("json", "parquet")  # kinds whose rows are objects with typed values
 STDIN = "-"  # instead of a path
 PARQUET = b"PAR1"  # the first bytes of a Parquet file
-UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 class Source:
