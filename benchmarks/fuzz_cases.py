@@ -45,7 +45,7 @@ SKIPPED = {
     "--help",
     "--jobs",
 }
-OUTPUT_OPTIONS = {"--output", "--decisions", "--timeline", "--plot"}
+OUTPUT_OPTIONS = {"--output", "--decisions", "--timeline"}
 # Text of examples/my_policy.py -> other texts. No edit runs forever by itself.
 EDITS: Sequence[tuple[str, Sequence[str]]] = (
     ("return Plan(chunks=chunks)", (

@@ -27,7 +27,6 @@ BY_FUZZING = {
     "a long name of a trace": ["trace", "inspect", LONG],
     "a long name of an output folder": ["run", "-X", "1", "-T", "2", "-o", LONG],
     "a long name of a profile": ["calibrate", "check", "x" * 5000],
-    "a chart of an unknown format": ["trace", "inspect", "trace.csv", "--plot", "a.gz"],
     "a trace without a path": ["calibrate", "logs", "runs.yaml"],
     "a journal that is a FIFO": ["report", "swept"],
     "tables that are a FIFO": ["calibrate", "import", "vidur", "fifo.npz", "-o", "out"],
@@ -43,7 +42,6 @@ def test_inputs_found_by_fuzzing_are_rejected_with_one_line(
     run = "{name: a, log: a.csv, scenario: {trace: {limit: 3}}}"
     Path("runs.yaml").write_text(f"cost: {{kind: linear, base: 0.1}}\nfree: [base]\nruns: [{run}]\n")
     Path("a.csv").write_text("ttft_s,e2e_s\n0.1,0.2\n")
-    Path("trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,5,5\n1,5,5\n")
     os.mkfifo("fifo.npz")
     Path("number.yaml").write_text("workload: {contest: {X: 1, T: 2}}\nengine: {31: 5, num_blocks: 64}\n")
     base = "{workload: {contest: {X: 1, T: 2}}}"

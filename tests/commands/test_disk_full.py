@@ -23,13 +23,15 @@ from servesim.traces.read.formats import load as load_trace
 
 @contextmanager
 def file_size_limit(size: int) -> Iterator[None]:
-    """Let the system refuse files of more than `size` bytes."""
+    """Let the system refuse files of more than `size` bytes. Python writes no bytecode then, which would be cut."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    writes_no_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        sys.dont_write_bytecode = writes_no_bytecode
 
 
 def files(folder: Path) -> list[str]:
