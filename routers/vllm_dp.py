@@ -6,7 +6,6 @@ replaces the counts. Ties go to the first engine in the order of its scan.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any, Literal
 
 from servesim.core.native import mypyc_attr
 
-from .router import Asked, Fleet, Memory, Replica, Router
+from .router import Asked, Fleet, Memory, Replica, Router, least
 
 Version = Literal["0.10", "0.25", "0.27"]  # of vLLM, from which on a rule holds
 KV_FREE = 0.5  # share of used KV blocks up to which waiting requests cost no more than running ones
@@ -52,20 +51,20 @@ class VllmDataParallel(Router):
         memory: ClientMemory = fleet.memory
         present = sorted(fleet.present)
         first = bisect_left(present, memory.start)  # ties go to the first one from here on
-        best, lowest = -1, math.inf
-        for place in range(first - len(present), first):
-            score = self.score(memory, present[place])
-            if score < lowest:
-                best, lowest = present[place], score
-        return [best]
+        return least(self.scores(memory), present[first:] + present[:first])[:1]
 
-    def score(self, memory: ClientMemory, engine: int) -> float:
-        """Return the load of an engine."""
-        waiting, running = memory.waiting[engine], memory.running[engine]
+    def scores(self, memory: ClientMemory) -> list[float]:
+        """Return the loads of all engines."""
         if self.version != "0.27":
-            return 4 * waiting + running
-        load = max(self.clients * memory.in_flight[engine], waiting + running)
-        return load + KV_PENALTY * waiting * max(0.0, memory.kv_usage[engine] - KV_FREE) if waiting else load
+            return [4.0 * waiting + running for waiting, running in zip(memory.waiting, memory.running)]
+        loads = [
+            float(max(self.clients * own, waiting + running))
+            for own, waiting, running in zip(memory.in_flight, memory.waiting, memory.running)
+        ]
+        for engine, waiting in enumerate(memory.waiting):
+            if waiting:
+                loads[engine] += KV_PENALTY * waiting * max(0.0, memory.kv_usage[engine] - KV_FREE)
+        return loads
 
     def sent(self, request: Asked, replica: int, fleet: Fleet) -> None:
         super().sent(request, replica, fleet)
