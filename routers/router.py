@@ -229,15 +229,12 @@ def random_below(random: Random, limit: int) -> int:
 
 def fewest(counts: list[int], present: Sequence[int]) -> list[int]:
     """Return the replicas with the lowest count."""
-    found: list[int] = []
-    lowest = -1
-    for replica in list(present):  # compiled, a list is faster
-        count = counts[replica]
-        if count == lowest:
-            found.append(replica)
-        elif count < lowest or not found:
-            lowest, found = count, [replica]
-    return found
+    replicas = list(present)  # compiled, a list is faster
+    lowest = counts[replicas[0]]
+    for replica in replicas:
+        if counts[replica] < lowest:
+            lowest = counts[replica]
+    return [replica for replica in replicas if counts[replica] == lowest]
 
 
 def least(scores: list[Any], present: Sequence[int]) -> list[int]:

@@ -263,13 +263,6 @@ class ChangingFleet(Fleet):
                 self._forget_choice(move.copy)
         self._forget_choice(request)
 
-    def _forget_choice(self, request: Request) -> None:
-        """Tell the router that a request has left the replica that it has chosen."""
-        sent = self._asked.pop(request.id, None)
-        if sent is not None:
-            self._tell_end(*sent)
-            self._without_token.pop(request.id, None)
-
     def _send_again(self, request: Request, now: float) -> None:
         """Bring a request to the router again, as it was sent."""
         self._forget(request, now)

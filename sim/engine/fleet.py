@@ -247,10 +247,6 @@ class Fleet(Servers):
         self.replicas[number].run_held(self._view.now)
         self._wake(number)
 
-    def _tell_end(self, asked: Asked, number: int) -> None:
-        router, memory = self._router_of(number)
-        router.ended(memory, asked, number)
-
     def _router_of(self, number: int) -> tuple[Router, Any]:
         """Return the router that sends to a replica, and its memory."""
         if self.decode_replicas and number in self.decode_replicas:
@@ -273,20 +269,24 @@ class Fleet(Servers):
 
     def _tell_ends(self, now: float) -> None:
         ended = self._ended
-        known = [end for end in ended if end[0] <= now]
-        if len(known) < len(ended):
-            ended[:] = [end for end in ended if end[0] > now]
-        else:
-            ended.clear()
-        if len(known) > 1:
-            known.sort(key=_time_of)
-        for _, request in known:
-            sent = self._asked.pop(request.id, None)
-            if sent is None:  # its prefill failed, so it was not sent to a decode replica
-                continue
-            self._tell_end(*sent)
-            if self._without_token:
-                self._without_token.pop(request.id, None)
+        if len(ended) > 1:
+            ended.sort(key=_time_of)
+        told = 0
+        for time, request in ended:
+            if time > now:
+                break
+            told += 1
+            self._forget_choice(request)  # if its prefill failed, it was not sent to a decode replica
+        del ended[:told]
+
+    def _forget_choice(self, request: Request) -> None:
+        """Tell the router that a request has left the replica that it has chosen."""
+        sent = self._asked.pop(request.id, None)
+        if sent is not None:
+            asked, number = sent
+            router, memory = self._router_of(number)
+            router.ended(memory, asked, number)
+            self._without_token.pop(request.id, None)
 
     def _reports(self, now: float) -> list[Reported]:
         """Return what the replicas say about themselves. A request that ends with the step of now still runs."""

@@ -27,6 +27,7 @@ from typing import Any, Final, Optional
 from servesim.core import Request
 
 PART: Final = 1024  # requests that are read from an iterator at once
+FORGET: Final = 16  # requests that it has passed on and keeps at most, unless more are to come
 
 
 class Inbox:
@@ -259,7 +260,7 @@ class Inbox:
     def _skip_to(self, index: int) -> None:
         """Go on with the request at this place, and forget those before it from time to time."""
         self._next = index
-        if index >= PART and 2 * index >= len(self._coming):
+        if index >= FORGET and 2 * index >= len(self._coming):
             del self._coming[:index]
             self._next = 0
 

@@ -10,7 +10,7 @@ import pytest
 from servesim.config.scenario import scenario_from
 from servesim.core import ClientRequest, Request
 from servesim.costs.device_profile import load_profile
-from servesim.engine.inbox import PART, Inbox
+from servesim.engine.inbox import FORGET, PART, Inbox
 from servesim.runs.build import build_simulation, copy_requests
 from servesim.runs.fleet import build_fleet
 from servesim.runs.replicas import request_table
@@ -131,7 +131,7 @@ def test_an_iterator_is_read_in_parts() -> None:
     assert [request.id for request in inbox.pop_visible(PART - 1.5, 0, True)] == list(range(PART - 1))
     assert len(created) == PART
     assert [request.id for request in inbox.pop_visible(float(PART), 0, True)] == [PART - 1, PART]
-    assert len(created) == 2 * PART and len(inbox._coming) == PART - 1
+    assert len(created) == 2 * PART and inbox.unseen == PART - 1 <= len(inbox._coming) < PART - 1 + FORGET
     assert len(inbox.pop_visible(1e9, 0, True)) == 2 * PART - 1 and inbox.next_arrival == float("inf")
 
 
