@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Optional
 
@@ -184,9 +184,8 @@ def write_results(result: TuneResult, folder: Path) -> Summary:
     source = Path(str(summary.experiment.base.get("profile")))
     if len(result.rounds) > 1:
         copy_profile(source, folder / "profile")
-        summary.experiment = replace(
-            summary.experiment, base={**summary.experiment.base, "profile": str(folder / "profile")}
-        )
+        base = {**summary.experiment.base, "profile": str(folder / "profile")}
+        summary.experiment = summary.experiment.changed(base=base)
     write_summary(summary, folder)
     best = folder / "best.yaml"
     write_text(best, "".join(map(comment, result.sources())) + best.read_text(encoding="utf-8"))

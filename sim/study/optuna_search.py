@@ -13,7 +13,7 @@ import logging
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Union
 
@@ -193,7 +193,7 @@ class TrialRunner:
     def summary(self) -> Summary:
         """Return the summary of all configurations that ran, as for a sweep."""
         ran = sorted({key[0] for key in self.records} | {0})
-        experiment = replace(self.experiment, configs=[self.configs[config] for config in ran])
+        experiment = self.experiment.changed(configs=[self.configs[config] for config in ran])
         numbers = {config: number for number, config in enumerate(ran)}
         records = {(numbers[c], *r): {**record, "config": numbers[c]} for (c, *r), record in self.records.items()}
         return Summary(experiment, records)
