@@ -127,9 +127,7 @@ def llm_serving() -> list[Input]:
 def sweeps() -> list[Input]:
     shared = {"s.yaml": text(SCENARIO), **PROFILE_FILES}
     sweep = ("sweep", "f.yaml", "-o", "out", *SWEEP_OPTIONS)
-    commands: list[Command] = [
-        sweep, (*sweep[:-1], "--emit-config", "llm-serving"), (*sweep, "--set", "engine.num_blocks=32"),
-    ]  # fmt: skip
+    commands: list[Command] = [sweep, (*sweep, "--set", "engine.num_blocks=32")]
     return [
         Input({"f.yaml": text(SWEEP), **PROFILE_FILES}, commands),
         Input({"f.yaml": text({**SWEEP, "base": "s.yaml", "steady": True, "objectives": "mean_e2el_ms"}), **shared},

@@ -121,7 +121,7 @@ class Tuner:
         experiment = self.experiment
         if correction is not None:
             profile, spread = load_profile(self._profile_folder(number)), correction.spread
-            experiment = replace(experiment, base={**experiment.base, "profile": str(self._profile_folder(number))})
+            experiment = experiment.changed(base={**experiment.base, "profile": str(self._profile_folder(number))})
         self.say(f"round {number}: {len(experiment.configs)} configurations, profile {profile.path or profile.name}")
         folder = self.folder / f"round-{number}" / "sweep"
         with Progress("sweep", self.quiet) as progress:

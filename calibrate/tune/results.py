@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Optional
 
@@ -189,9 +189,8 @@ def write_results(result: TuneResult, folder: Path) -> Summary:
                     shutil.copyfile(source / name, part)
             else:  # a file of an earlier end of this run
                 (folder / "profile" / name).unlink(missing_ok=True)
-        summary.experiment = replace(
-            summary.experiment, base={**summary.experiment.base, "profile": str(folder / "profile")}
-        )
+        base = {**summary.experiment.base, "profile": str(folder / "profile")}
+        summary.experiment = summary.experiment.changed(base=base)
     write_summary(summary, folder)
     best = folder / "best.yaml"
     write_text(best, "".join(map(comment, result.sources())) + best.read_text(encoding="utf-8"))

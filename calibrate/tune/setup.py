@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ def tuned_experiment(experiment: Experiment, on_backend: bool) -> Experiment:
         return experiment
     engine = {**(experiment.base.get("engine") or {}), **AS_ON_BACKEND}
     engine.pop("cold_start", None)
-    return replace(experiment, base={**experiment.base, "engine": engine})
+    return experiment.changed(base={**experiment.base, "engine": engine})
 
 
 def check_sampling(experiment: Experiment) -> None:

@@ -13,7 +13,7 @@ from .calibrate_derive import register_derive
 from .calibrate_endpoint import register_endpoint
 from .calibrate_import import register_import
 from .calibrate_vllm import register_vllm
-from .notes import print_json, print_note
+from .notes import print_note, print_result
 from .options import add, add_device_options, add_json, add_trust, fraction
 
 if TYPE_CHECKING:
@@ -215,8 +215,6 @@ def check_profile(args: argparse.Namespace) -> int:
     from servesim.costs.device_profile import load_profile
 
     profile = load_profile(args.profile)
-    if args.json:
-        print_json(report_json(profile, args.tolerance), default=str)
-    else:
-        print(report(profile, args.tolerance))
+    known = (profile, args.tolerance)
+    print_result(args, lambda: report_json(*known), lambda: report(*known), default=str)
     return 0 if is_within(profile, args.tolerance) else 3

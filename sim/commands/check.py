@@ -11,7 +11,7 @@ from servesim.core import BadInput
 from servesim.core.limits import DEFAULT_DRAWS, check_fraction, check_replications
 
 from . import options
-from .notes import note_uncertainty, print_json, print_note, print_warnings_of
+from .notes import note_uncertainty, print_note, print_result, print_warnings_of
 
 CODES = {"met": 0, "undecided": 1, "broken": 3}  # exit codes; 2 is bad input
 
@@ -67,10 +67,7 @@ def run_check_command(args: argparse.Namespace) -> int:
         note_uncertainty(args, check.runs.profile)
     print_note(args, *notes)
     print_warnings_of(scenario[0])
-    if args.json:
-        print_json(check.as_json())
-    else:
-        print(check.format(screen_of(sys.stdout)))
+    print_result(args, check.as_json, lambda: check.format(screen_of(sys.stdout)))
     if args.junit:
         write_junit(check, args.junit, args.allow_undecided)
     if args.summary:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from servesim.core.limits import check_fraction, check_replications
 
 from . import options
-from .notes import note_uncertainty, print_json
+from .notes import note_uncertainty, print_result
 
 if TYPE_CHECKING:
     from servesim.statistics.objective import Objective
@@ -64,10 +64,8 @@ def run_compare(args: argparse.Namespace) -> int:
     for profile in simulated.values() if draws else ():
         note_uncertainty(args, profile)
     differences = compare(a, b, metrics_of(named, args, a, b), args.confidence)
-    if args.json:
-        print_json(differences_json(a, b, differences))
-    else:
-        print_differences(args, a, b, differences)
+    sides = (a, b, differences)
+    print_result(args, lambda: differences_json(*sides), lambda: comparison_text(args, *sides))
     if args.output:
         from servesim.report.compare_page import write_compare_report
 
@@ -89,10 +87,10 @@ def metrics_of(
     return list(dict.fromkeys([*(named or default_objectives(a, b)), *further]))
 
 
-def print_differences(
+def comparison_text(
     args: argparse.Namespace, a: ComparedRuns, b: ComparedRuns, differences: Sequence[Difference]
-) -> None:
-    """Print the table, the comparison in sentences, and notes on the profiles."""
+) -> str:
+    """Return the table, the comparison in sentences, and notes on the profiles."""
     from servesim.files.terminal import screen_of
     from servesim.runs.run_warnings import source_notes
     from servesim.study.columns import table_lines
@@ -102,4 +100,4 @@ def print_differences(
     text = f"{summary} {describe_pairs(differences, args.confidence)}"
     notes = [f"note: {note.text}" for note in source_notes([a.profile, b.profile])]
     lines = table_lines(COLUMNS, differences, screen_of(sys.stdout))
-    print(f"A: {a.name}", f"B: {b.name}", *lines, text, *notes, sep="\n")
+    return "\n".join([f"A: {a.name}", f"B: {b.name}", *lines, text, *notes])

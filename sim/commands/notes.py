@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,14 @@ def print_json(value: Any, **how: Any) -> None:
     import json
 
     print(json.dumps(value, indent=1, **how))
+
+
+def print_result(args: argparse.Namespace, value: Callable[[], Any], text: Callable[[], str], **how: Any) -> None:
+    """Print a result: with --json the value, else the text."""
+    if args.json:
+        print_json(value(), **how)
+    else:
+        print(text())
 
 
 def print_note(args: argparse.Namespace, *texts: str) -> None:

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from . import options
-from .notes import print_json, print_note, print_path
+from .notes import print_note, print_path, print_result
 
 if TYPE_CHECKING:
     from servesim.calibrate.engines.prove import Proof
@@ -67,10 +67,7 @@ def run_prove(args: argparse.Namespace) -> int:
     if args.store:
         write_json(args.store, proof.as_json())
         print_path(args, f"written: {args.store}")
-    if args.json:
-        print_json(proof.as_json())
-    else:
-        print(describe(proof))
+    print_result(args, proof.as_json, lambda: describe(proof))
     return 0 if proof.difference is None else 3
 
 

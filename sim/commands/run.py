@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from servesim.core import BadInput
 
 from . import options
-from .notes import print_json, print_note, print_warning
+from .notes import print_note, print_result, print_warning
 
 if TYPE_CHECKING:
     from servesim.config.scenario import Scenario
@@ -83,10 +83,7 @@ def run_scenario(args: argparse.Namespace) -> int:
     of_policy = run.server.policy.remark(run.server.view.state)
     print_note(args, *notes, *remarks_of(args, scenario), *([of_policy] if of_policy else []))
     print_warning(*(warning.text for warning in warnings))
-    if args.json:
-        print_json(run.result())
-    else:
-        print(show_run(run, args.metric_percentiles))
+    print_result(args, run.result, lambda: show_run(run, args.metric_percentiles))
     return 1 if run.stuck else 0
 
 

@@ -8,19 +8,16 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from servesim.core import BadInput
-
 from . import options
 from .notes import (
     note_uncertainty,
-    print_json,
-    print_messages,
     print_path,
+    print_result,
     print_warning,
     print_warnings_of,
     resumable,
@@ -77,8 +74,6 @@ def add_study_options(command: Any, noun: str, model: str, keys: Sequence[str]) 
     options.add_trust(command)
     options.add_executor_options(command)
     out = command.add_argument_group("output")
-    servers = ",".join(options.SERVERS)
-    options.add(out, {f"--emit-config {{{servers}}}": "also write the winner as flags or configuration of this server"})
     if not is_capacity:  # it prints all rates of its only configuration
         options.add(out, {"--top N": "rows of the printed table (default 10)"})
     options.add(out, {"--no-report": "do not write report.html"})
@@ -112,7 +107,7 @@ def run_search(args: argparse.Namespace) -> int:
 
     plan = read_search(args.file, options.settings_of(args), **keys_of(args, SEARCH_KEYS))
     default, run = Path("runs") / plan.experiment.name, partial(search, plan)
-    return run_and_finish(args, plan.experiment, plan.scenarios, default, run, "search", "trial")
+    return run_and_finish(args, plan.experiment, default, run, "search", "trial")
 
 
 def run_capacity(args: argparse.Namespace) -> int:
@@ -132,15 +127,14 @@ def run_experiment_of(args: argparse.Namespace, experiment: Experiment, default:
     """Run a sweep and print its result; `default` is its folder without -o."""
     from servesim.study.result import run_experiment
 
-    scenarios = map(experiment.tree, range(len(experiment.configs)))
-    return run_and_finish(args, experiment, scenarios, default, partial(run_experiment, experiment))
+    return run_and_finish(args, experiment, default, partial(run_experiment, experiment))
 
 
 def run_and_finish(
-    args: argparse.Namespace, experiment: Experiment, scenarios: Iterable[Mapping[str, Any]], default: Path,
+    args: argparse.Namespace, experiment: Experiment, default: Path,
     run: Callable[[Path, Executor, bool, Progress], Result], noun: str = "sweep", unit: str = "run",
 ) -> int:  # fmt: skip
-    """Call `run` with a folder and an executor, and finish its result. `scenarios` can win.
+    """Call `run` with a folder and an executor, and finish its result.
 
     The folder is that of -o, else the default one; with --fresh, the first of DIR, DIR-2 ... that does not exist.
     """
@@ -152,7 +146,6 @@ def run_and_finish(
         if not folder.exists():
             break
         folder = first.with_name(f"{first.name}-{number}")
-    check_emit(args, scenarios)
     if experiment.intervals:
         note_uncertainty(args, experiment.profile)
     with resumable(folder):
@@ -179,10 +172,8 @@ def finish(result: Result, folder: Path, args: argparse.Namespace) -> int:
     print_warnings_of(result.experiment.tree(0))
     write_summary(result, folder)
     verdict = verdict_of(result)
-    if args.json:
-        print_json(result_json(result))
-    else:
-        print(f"{format_result(result, args.top, screen_of(sys.stdout))}\n{verdict.text}")
+    text = lambda: f"{format_result(result, args.top, screen_of(sys.stdout))}\n{verdict.text}"  # noqa: E731
+    print_result(args, lambda: result_json(result), text)
     if (folder / "best.yaml").exists():
         name = {"baseline": "baseline", "capacity": "scenario"}.get(verdict.kind, "winner")
         print_path(args, f"{name}: {folder / 'best.yaml'}")
@@ -191,41 +182,4 @@ def finish(result: Result, folder: Path, args: argparse.Namespace) -> int:
 
         write_report(result, folder / "report.html")
         print_path(args, f"report: {folder / 'report.html'}")
-    if args.emit_config and result.winner is not None:
-        path = emit(result.experiment.tree(result.winner.config), folder, args.emit_config)
-        print_path(args, f"server configuration: {path}")
-    elif args.emit_config:
-        hint = f"; `sim export {folder}/best-at-RATE.yaml` writes that of one rate" if verdict.kind == "rates" else ""
-        print_warning(f"--emit-config: there is no single winner, so no server configuration was written{hint}")
     return 1 if result.failures or verdict.kind in ("infeasible", "failed") else 0
-
-
-def check_emit(args: argparse.Namespace, scenarios: Iterable[Mapping[str, Any]]) -> None:
-    """Raise BadInput before the first run if a scenario has no configuration for --emit-config: each can win.
-
-    One with which the server does not start is no error: it cannot win.
-    """
-    if not args.emit_config:
-        return
-    from servesim.config.export import exporter_of
-    from servesim.config.scenario import scenario_from
-
-    for tree in scenarios:
-        scenario = scenario_from(tree)
-        try:
-            exporter_of(scenario, args.emit_config)(scenario)
-        except BadInput as bad:
-            raise BadInput(f"--emit-config {args.emit_config}: {bad}") from None
-
-
-def emit(tree: Mapping[str, Any], folder: Path, server: str) -> Path:
-    """Write the winner as the configuration of a server."""
-    from servesim.config.export import export_scenario
-    from servesim.config.scenario import scenario_from
-    from servesim.files.write import write_text
-
-    exported = export_scenario(scenario_from(tree), server)
-    path = folder / exported.file_name
-    write_text(path, exported.render("best.yaml"))
-    print_messages(exported)
-    return path

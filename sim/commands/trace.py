@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Optional
 from servesim.core import BadInput
 
 from . import options
-from .notes import print_json, print_note
+from .notes import print_note, print_result
 
 if TYPE_CHECKING:
     from servesim.traces.trace import Trace
@@ -164,10 +164,7 @@ def inspect_trace(args: argparse.Namespace) -> int:
     print_note(args, *trace.remarks())
     trace = _edit(args, trace)
     metrics = statistics(trace, args.block_size)
-    if args.json:
-        print_json(metrics)
-    else:
-        print(format_statistics(metrics))
+    print_result(args, lambda: metrics, lambda: format_statistics(metrics))
     return 0
 
 

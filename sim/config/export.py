@@ -1,4 +1,4 @@
-"""Export a scenario to a real server: `sim export`, and `--emit-config` of sweeps and searches.
+"""Export a scenario to a real server: `sim export`.
 
 The result is a command with flags, or a configuration file. policies/*/export.py writes it. What the server has no
 setting for is listed as `not expressed`. Settings with which the server does not start are refused.

@@ -33,7 +33,7 @@ class Exported:
     """The settings of one server."""
 
     server: str  # name and version, e.g. vLLM 0.32
-    file_name: str  # for a sweep that writes it beside best.yaml
+    file_name: str  # for `sim recommend`, which writes it beside best.yaml
     text: str  # shell command, YAML or JSON
     notes: Sequence[str] = ()
     not_expressed: Sequence[str] = field(default_factory=list)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any, NamedTuple, Optional
 
 from servesim.core import BadInput, PlanError, Policy, PolicyError, Stuck
@@ -132,15 +132,11 @@ def is_user_class(kind: type[Any]) -> bool:
     return kind.__module__.startswith(PREFIX)
 
 
-def is_user_frame(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).startswith(PREFIX)
-
-
 def user_line(error: BaseException) -> Optional[str]:
     """Return FILE:LINE of the user file that raised an error, or None."""
     result = None
     for frame, line in traceback.walk_tb(error.__traceback__):
-        if is_user_frame(frame):
+        if str(frame.f_globals.get("__name__", "")).startswith(PREFIX):
             result = f"{frame.f_code.co_filename}:{line}"
     return result
 

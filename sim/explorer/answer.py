@@ -71,7 +71,14 @@ class Answer:
         """Find the knee of the current scenario and run there; a load without a key for its rate stays as it is."""
         item = self.shown[0]
         own = rate_key_value(item.tree) or (request_rate(item.tree) if item.tree.get("trace") else None)
-        rate = None if own is None else await find_knee(lambda rate: self._run_at(item, rate, own), own)
+        if own is None:
+            return
+
+        async def run(rate: float) -> Record:
+            [record] = await self._run_at(item, [rate], own)
+            return record
+
+        rate = await find_knee(run, own)
         if rate is None:
             return
         key = next((key for key in RATE_KEYS if value_at(item.tree, key) is not None), "trace.rate")
@@ -80,34 +87,30 @@ class Answer:
         ticks = slider_ticks(rate, whole=False)
         await self.send({"kind": "knee", "key": key, "text": settings[key], "ticks": ticks})
 
-    async def _run_at(self, item: Shown, rate: float, own: float) -> Record:
-        return await self._run(item, rate=rate, rate_factor=rate / own)
+    async def _run_at(self, item: Shown, rates: Sequence[float], own: float) -> list[Record]:
+        tasks = [self._task(item, rate=rate, rate_factor=rate / own) for rate in rates]
+        return await self.runner.run(self.job, tasks, self.origin.code(item.tree))
+
+    async def _run(self, item: Shown, replications: Sequence[int]) -> list[Record]:
+        tasks = [self._task(item, replication) for replication in replications]
+        records = await self.runner.run(self.job, tasks, self.origin.code(item.tree))
+        return [checked(record, item.name) for record in records]
 
     def _task(self, item: Shown, replication: int = 0, **keys: Any) -> Task:
         return Task(0, replication, {key: value for key, value in item.tree.items() if value is not None}, **keys)
 
-    async def _run(self, item: Shown, **keys: Any) -> Record:
-        return await self.runner.run(self.job, self._task(item, **keys), self.origin.code(item.tree))
-
     async def _run_first(self) -> None:
         """Run each scenario once. The current one is sent as soon as it has ended, with those that are known."""
-        waiting = {}
-        for item in self.shown:
-            known = self.runner.known(self._task(item))
-            if known is None:
-                waiting[item.number] = asyncio.create_task(self._run(item))
-            else:
-                item.runs = [known]
+        first = [item for item in self.shown if not item.number or self.runner.known(self._task(item)) is not None]
+        runs = [asyncio.create_task(self._run(item, [0])) for item in self.shown]
         try:
-            if 0 in waiting:
-                self.shown[0].runs = [checked(await waiting.pop(0), CURRENT)]
-            await self._send_picture()
-            for number, run in waiting.items():
-                self.shown[number].runs = [checked(await run, self.shown[number].name)]
-            if waiting:
-                await self._send_picture()
+            for group in (first, [item for item in self.shown if item not in first]):
+                for item in group:
+                    item.runs = await runs[item.number]
+                if group:
+                    await self._send_picture()
         finally:
-            for run in waiting.values():
+            for run in runs:
                 run.cancel()
 
     async def _send_picture(self) -> None:
@@ -122,15 +125,10 @@ class Answer:
         """Run further replications of the scenarios that depend on the seed, then send the verdict with interval."""
         if self.state.replications == 1:
             return
-        pairs = [
-            (item, replication)
-            for replication in range(1, self.state.replications)
-            for item in self.shown
-            if item.scenario.varies
-        ]
-        runs = (self._run(item, replication=replication) for item, replication in pairs)
-        for (item, _), record in zip(pairs, await asyncio.gather(*runs)):
-            item.runs.append(checked(record, item.name))
+        shown = [item for item in self.shown if item.scenario.varies]
+        further = range(1, self.state.replications)
+        for item, records in zip(shown, await asyncio.gather(*(self._run(item, further) for item in shown))):
+            item.runs += records
         await self._send_verdict()
 
     async def _run_rates(self) -> None:
@@ -141,22 +139,23 @@ class Answer:
             return
         for item in self.shown:
             item.rates[item.own_rate or 1.0] = item.runs[0]
-        first = [(item, round_rate(part * (item.own_rate or 1.0), 3)) for item in self.shown for part in RATE_FACTORS]
-        await self._add_rates(first)
-        for _ in range(MAX_ROUNDS):
-            pairs = [
-                (item, next_rate(curve_of(item, self.bounds), sorted(item.rates), PRECISION)) for item in self.shown
-            ]
-            if not any(rate for _, rate in pairs):
+        rates = {
+            item.number: [round_rate(part * (item.own_rate or 1.0), 3) for part in RATE_FACTORS] for item in self.shown
+        }
+        for _ in range(1 + MAX_ROUNDS):
+            await asyncio.gather(*(self._add_rates(item, rates[item.number]) for item in self.shown))
+            await self.send(rates_json(self.shown, self.bounds))
+            found = {
+                item.number: next_rate(curve_of(item, self.bounds), sorted(item.rates), PRECISION)
+                for item in self.shown
+            }
+            rates = {number: [] if rate is None else [rate] for number, rate in found.items()}
+            if not any(rates.values()):
                 break
-            await self._add_rates([(item, rate) for item, rate in pairs if rate is not None])
 
-    async def _add_rates(self, pairs: Sequence[tuple[Shown, float]]) -> None:
-        """Run scenarios at other rates and send all curves."""
-        runs = (self._run_at(item, rate, item.own_rate or 1.0) for item, rate in pairs)
-        for (item, rate), record in zip(pairs, await asyncio.gather(*runs)):
-            item.rates[rate] = record
-        await self.send(rates_json(self.shown, self.bounds))
+    async def _add_rates(self, item: Shown, rates: Sequence[float]) -> None:
+        """Run a scenario at other rates and keep their records."""
+        item.rates.update(zip(rates, await self._run_at(item, rates, item.own_rate or 1.0)))
 
 
 def checked(record: dict[str, Any], name: str) -> dict[str, Any]:

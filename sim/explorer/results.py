@@ -88,10 +88,13 @@ def picture_json(shown: Sequence[Shown]) -> dict[str, Any]:
         del trace["hovertext"]  # one text per point: most of the bytes of an answer
         trace["hovertemplate"] = f"{trace['name']}: %{{y:.1f}} % of requests up to %{{x:.4~g}}<extra></extra>"
     charts = [*distributions, *over_time(done), breakdown]
+    limits = [item.runs[0]["limit"] for item in done]
+    texts = [LIMITS[limit["limit"]] for limit in limits]
+    limit = {"title": "Limited by", "key": "limit", "texts": texts, "detail": limits[0]["limit_text"]}
     return {
         "kind": "picture",
         "columns": [item.number for item in done],
-        "tiles": {**metric_tiles(done), "limit": limit_tile(done)},
+        "tiles": {**metric_tiles(done), "limit": limit},
         "table": table_json(done),
         "charts": [chart_json(chart) for chart in charts],
         "notes": notes_of(done[0]),
@@ -129,13 +132,6 @@ def metric_texts(done: Sequence[Shown], metric: str, replications: Optional[int]
 def with_titles(text: str) -> str:
     """Return a sentence with the titles of its metrics instead of their keys."""
     return METRIC.sub(lambda match: (title_inside if match.start() else metric_title)(match[0]), text)
-
-
-def limit_tile(done: Sequence[Shown]) -> dict[str, Any]:
-    """Return the tile of what limits each scenario: a title, a key, and a text per scenario."""
-    limits = [item.runs[0]["limit"] for item in done]
-    texts = [LIMITS[limit["limit"]] for limit in limits]
-    return {"title": "Limited by", "key": "limit", "texts": texts, "detail": limits[0]["limit_text"]}
 
 
 def metric_tiles(done: Sequence[Shown]) -> dict[str, Any]:

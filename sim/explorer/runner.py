@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections import OrderedDict
-from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from typing import Any, Optional
 
 from servesim.config.user_code import CodeAccess, use_access
-from servesim.core.errors import WorkerLost
-from servesim.study.executor import MAX_RETRIES, Pool, is_worker_death, process_pool
+from servesim.study.executor import process_pool
 from servesim.study.single_run import Record, Task, context_json
 
 from .worker import join, run_watched
@@ -27,6 +25,7 @@ from .worker import join, run_watched
 SLOTS = 4096  # jobs that are known at the same time
 CANCEL_SECONDS = 1.0  # until the workers of a cancelled job are ended
 MAX_RECORDS = 2000  # in the cache
+MAX_THREADS = 256  # that wait for workers: one per scenario of an answer
 Key = tuple[str, int, Optional[float]]  # scenario, replication, rate factor
 
 
@@ -40,45 +39,28 @@ class Job:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.futures: dict[Future[Any], asyncio.Future[Any]] = {}  # runs, and what waits for each
+        self.batches: set[asyncio.Future[Any]] = set()  # runs that have not ended, also if no one waits for them
         self.cancelled = False
         self.ended = 0  # runs
         self.planned = 0
 
-    def watch(self, future: Future[Any]) -> asyncio.Future[Any]:
-        """Keep a run until it has ended, also if no one waits for it any more."""
-        self.futures[future] = waiting = asyncio.wrap_future(future)
-
-        def end(done: asyncio.Future[Any]) -> None:
-            del self.futures[future]
-            done.cancelled() or done.exception()  # else asyncio prints the error of a run that no one waits for
-
-        waiting.add_done_callback(end)
-        return waiting
+    def end(self, batch: asyncio.Future[Any]) -> None:
+        """Forget runs that have ended."""
+        self.batches.discard(batch)
+        batch.cancelled() or batch.exception()  # else asyncio prints the error of runs that no one waits for
 
 
 class Runner:
     """The workers, and the records of the runs so far."""
 
     def __init__(self, workers: int) -> None:
-        self.workers = workers
         memory = get_context("spawn")
         self._cancelled, self._progress = memory.RawArray("b", SLOTS), memory.RawArray("d", SLOTS)
-        self._pool = self._start_pool()
+        self._pool = process_pool(workers, join, self._cancelled, self._progress)
+        self._pool.start()  # so that the first run does not wait
+        self._threads = ThreadPoolExecutor(MAX_THREADS)
         self._records: OrderedDict[Key, Record] = OrderedDict()
         self._jobs = 0
-
-    def _start_pool(self) -> Pool:
-        """Start workers, so that the first run does not wait for them."""
-        pool = process_pool(self.workers, join, self._cancelled, self._progress)
-        pool.submit(os.getpid)
-        return pool
-
-    async def _replace(self, pool: Pool) -> None:
-        """End the workers of a pool and start others, once."""
-        if pool is self._pool:
-            self._pool = self._start_pool()
-            await asyncio.to_thread(pool.close)
 
     def start_job(self) -> Job:
         """Return a new job."""
@@ -98,52 +80,45 @@ class Runner:
             self._records.move_to_end(key)
         return self._records.get(key)
 
-    async def run(self, job: Job, task: Task, code: Optional[CodeAccess]) -> Record:
-        """Return the record of a run. A worker that dies is replaced, and the run starts again.
+    async def run(self, job: Job, tasks: Sequence[Task], code: Optional[CodeAccess]) -> list[Record]:
+        """Return the records of runs. `code`: the permission to load a policy file."""
+        found = {key_of(task): record for task in tasks if (record := self.known(task)) is not None}
+        if missing := {key: task for task in tasks if (key := key_of(task)) not in found}:
+            job.planned += len(missing)
+            with use_access(code):
+                context = context_json({})
+            batch = asyncio.get_running_loop().run_in_executor(self._threads, self._run, job, context, missing)
+            job.batches.add(batch)
+            batch.add_done_callback(job.end)
+            await asyncio.wait([batch])
+            if job.cancelled:
+                raise asyncio.CancelledError
+            found |= batch.result()
+        for key, record in found.items():
+            if "error" not in record:
+                self._records[key] = record
+        while len(self._records) > MAX_RECORDS:
+            self._records.popitem(last=False)
+        return [found[key_of(task)] for task in tasks]
 
-        `code`: the permission to load a policy file.
-        """
-        record = self.known(task)
-        if record is not None:
-            return record
-        job.planned += 1
-        with use_access(code):
-            context = context_json({})
-        detailed = task.replication == 0 and task.rate is None
-        result = await self._call(job, run_watched, context, task, job.number, detailed)
-        job.ended += 1
-        if "error" not in result:
-            self._records[key_of(task)] = result
-            while len(self._records) > MAX_RECORDS:
-                self._records.popitem(last=False)
-        return result
-
-    async def _call(self, job: Job, function: Callable[..., Record], *arguments: Any) -> Record:
-        """Return the result of a call in a worker. If the worker dies, call it again in another one."""
-        for _ in range(MAX_RETRIES + 1):
-            pool = self._pool
-            with suppress(RuntimeError):  # the pool is broken, and no one has replaced it yet
-                future = pool.submit(function, *arguments)
-                await asyncio.wait([job.watch(future)])
-                if job.cancelled:
-                    raise asyncio.CancelledError
-                if not is_worker_death(future):
-                    result: Record = future.result()
-                    return result
-            await self._replace(pool)
-        raise WorkerLost(f"workers died {MAX_RETRIES + 1} times on this scenario")
+    def _run(self, job: Job, context: str, tasks: Mapping[Key, Task]) -> dict[Key, Record]:
+        """Return the records of runs, in a thread that waits for the workers."""
+        keys, found = list(tasks), {}
+        for index, record in self._pool.run(context, list(tasks.values()), partial(run_watched, job=job.number)):
+            found[keys[index]] = record
+            job.ended += 1
+        return found
 
     async def cancel(self, job: Job) -> None:
         """End the runs of a job. Workers that do not react are ended."""
-        job.cancelled, pool = True, self._pool
+        job.cancelled, starts = True, self._pool.starts
         self._cancelled[job.number % SLOTS] = 1
-        running = [waiting for future, waiting in job.futures.items() if not future.cancel()]
-        if not running:
-            return
-        _, late = await asyncio.wait(running, timeout=CANCEL_SECONDS)
-        if late:
-            await self._replace(pool)
+        if job.batches:
+            _, late = await asyncio.wait(job.batches, timeout=CANCEL_SECONDS)
+            if late and self._pool.starts == starts:
+                await asyncio.to_thread(self._pool.restart)
 
     def close(self) -> None:
         """End the workers."""
         self._pool.close()
+        self._threads.shutdown()

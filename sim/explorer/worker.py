@@ -17,7 +17,7 @@ from servesim.runs.run_warnings import run_notes
 from servesim.runs.simulate import Run
 from servesim.runs.timeline import QueueLog
 from servesim.study.executor import exit_with_parent
-from servesim.study.single_run import Record, Task, run_context
+from servesim.study.single_run import Record, RunContext, Task, run_context
 from servesim.traces.trace import Trace, has_field
 
 _shared: list[Any] = []  # the arrays of `join`
@@ -54,21 +54,25 @@ class Watch(QueueLog):
             _shared[1][self._slot] = self._ended / self._requests
 
 
-def run_watched(context: str, task: Task, job: int, detailed: bool) -> Record:
-    """Return the record of a run, with what the charts need if `detailed`; `{}` if the page has cancelled it."""
-    if _shared[0][job % len(_shared[0])]:
-        return {}
+def run_watched(context: str, tasks: list[Task], job: int) -> list[Record]:
+    """Return the records of runs; `{}` of those that the page has cancelled."""
     runs = run_context(context)
     with use_access(runs.code):
-        try:
-            trace = runs.trace(runs.scenario(task), task)
-            watch = Watch(job, len(trace))
-        except Exception:  # the run has the same error, and reports it
-            return runs.run(task)
-        try:
-            return runs.run(task, [watch], lambda run: details_of(run, trace, watch) if detailed else {})
-        except Cancelled:
-            return {}
+        return [{} if _shared[0][job % len(_shared[0])] else run_one(runs, task, job) for task in tasks]
+
+
+def run_one(runs: RunContext, task: Task, job: int) -> Record:
+    """Return the record of a run; that of a first replication at the scenario's own rate has what the charts need."""
+    try:
+        trace = runs.trace(runs.scenario(task), task)
+        watch = Watch(job, len(trace))
+    except Exception:  # the run has the same error, and reports it
+        return runs.run(task)
+    detailed = task.replication == 0 and task.rate is None
+    try:
+        return runs.run(task, [watch], lambda run: details_of(run, trace, watch) if detailed else {})
+    except Cancelled:
+        return {}
 
 
 def details_of(run: Run, trace: Trace, watch: Watch) -> Record:

@@ -22,10 +22,8 @@ from servesim.report.knobs import Knob, knob_charts, knob_curve
 from servesim.report.rate_charts import over_rate, styled
 from servesim.report.recorded_runs import compared_rows
 from servesim.report.sweep_page import write_report
-from servesim.report.trade_offs import trade_off
 from servesim.report.trust import policy_note
 from servesim.runs.request_rate import format_rate
-from servesim.statistics.number_format import format_metric
 from servesim.statistics.objective import parse_objective
 from servesim.study.columns import frame_row, html_result, printed_cells
 from servesim.study.compared_runs import ComparedRuns, from_row
@@ -42,7 +40,6 @@ from .compare import CompareResult, compare_runs
 from .run import Result, run_scenario
 
 TOP = 10  # configurations that a notebook shows
-SAME_WITHIN = 0.0005  # values of a parameter whose metrics differ by less, relative to the best, count as equal
 
 
 S = TypeVar("S", Summary, RateSummary)
@@ -206,23 +203,6 @@ class SweepResult(StudyResult[Summary]):
         objective = self.summary.experiment.objectives[0] if metric is None else parse_objective(metric)
         return knob_curve(RowSearch(self.summary, objective), knob)
 
-    def describe_curve(self, knob: str, metric: Optional[str] = None) -> str:
-        """Return a curve as a sentence: the best and the worst value of a parameter."""
-        metric = self.summary.experiment.objectives[0].metric if metric is None else metric
-        best = self.curve(knob, metric).best.dropna()
-        if best.empty:
-            return f"{metric} is unknown for every value of {knob}."
-        order = best.sort_values(ascending=parse_objective(metric).goal == "min", kind="stable")
-        first, last = order.iloc[0], order.iloc[-1]
-        difference = abs(last - first) / abs(first) if first else float(last != first)
-        if difference < SAME_WITHIN:
-            return f"{metric} is {format_metric(first, metric)} for every value of {knob}."
-        worse = f"{difference:.1%} worse" if difference < 1 else f"{1 + difference:.1f} times as much"
-        return (
-            f"{metric} is best with {knob} {order.index[0]} ({format_metric(first, metric)}) and worst with "
-            f"{order.index[-1]} ({format_metric(last, metric)}, {worse})."
-        )
-
     def plot(self, knob: str, metric: Optional[str] = None, axes: Any = None) -> Any:
         """Draw the curve of a parameter; return the matplotlib axes."""
         curve = self._curve(knob, metric)
@@ -230,16 +210,6 @@ class SweepResult(StudyResult[Summary]):
             raise BadInput(f"parameter {knob}: no configuration can win, so there is no curve")
         with styled_axes(axes) as axes:
             draw(axes, knob_charts([curve])[0])
-            axes.legend()
-        return axes
-
-    def plot_trade_off(self, x: str, y: str, axes: Any = None) -> Any:
-        """Draw all configurations by two metrics, with their Pareto front; return the matplotlib axes."""
-        chart = trade_off(self.summary, parse_objective(x), parse_objective(y), "trade-off")
-        if chart is None:
-            raise BadInput(f"{x}, {y}: expected metrics that differ between the configurations")
-        with styled_axes(axes) as axes:
-            draw(axes, chart)
             axes.legend()
         return axes
 

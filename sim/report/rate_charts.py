@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 from servesim.files.chart_style import SERIES
 from servesim.runs.metric_table import format_number, metric_title
@@ -41,7 +41,7 @@ def rate_charts(result: RateSummary) -> list[Chart]:
     charts = [over_rate(curves, metric, bounds, f"rate-{number}") for number, metric in enumerate(metrics)]
     latency = next((metric for metric in metrics if metric.endswith("_ms")), None)
     if latency is not None and "output_throughput" in metrics:
-        charts.append(latency_throughput(curves, latency, bounds))
+        charts.append(over_rate(curves, latency, bounds, "latency-throughput", "output_throughput"))
     return charts
 
 
@@ -77,49 +77,31 @@ def curve_key(curves: Drawn) -> list[tuple[str, str, str]]:
     return [(style.colour[1:], "dashed" if style.dashed else "solid", name) for name, style in entries.items()]
 
 
-def over_rate(curves: Drawn, metric: str, bounds: Sequence[Bound], id: str) -> Chart:
-    """Return a metric over the request rate, with its bounds and the capacities of winner and baseline."""
-    values = [value for curve, _ in curves for _, value in curve.values(metric)]
-    unit, title = axis_scale(metric, values)
-    data = []
-    for curve, style in curves:
-        pairs = [(point, value / unit.divisor) for point, value in curve.values(metric)]
-        data.append(curve_trace(curve, style, [(point.rate, value) for point, value in pairs], pairs, title))
-    rates = [point.rate for curve, _ in curves for point in curve.points]
-    layout = {
-        "xaxis": value_axis("request rate (req/s)", rates),
-        "yaxis": value_axis(title, [value / unit.divisor for value in values]),
-        "showlegend": False,
-    }
-    limits = [bound_limit("y", bound, unit) for bound in bounds if bound.metric == metric]
-    for curve, _ in reversed(curves):
-        if curve.role and curve.capacity is not None and curve.capacity.rate:
-            limits.append(Limit("x", curve.capacity.rate, f"{curve.role}: {curve.capacity.text}"))
-    title = f"{metric_title(metric)} over the request rate"
-    return Chart(id, title, data, with_limits(layout, limits, rates))
+def over_rate(curves: Drawn, metric: str, bounds: Sequence[Bound], id: str, against: Optional[str] = None) -> Chart:
+    """Return a metric over the request rate, with its bounds and the capacities of winner and baseline.
 
-
-def latency_throughput(curves: Drawn, latency: str, bounds: Sequence[Bound]) -> Chart:
-    """Return a latency against the throughput, one point per rate."""
-    values = [value for curve, _ in curves for _, value in curve.values(latency)]
-    unit, title = axis_scale(latency, values)
-    _, x_title = axis_scale("output_throughput", [])
-    data, across = [], []
+    With `against`, the x axis is that metric: one point per rate.
+    """
+    unit, title = axis_scale(metric, [value for curve, _ in curves for _, value in curve.values(metric)])
+    x_title = "request rate (req/s)" if against is None else axis_scale(against, [])[1]
+    data, across, up = [], [], []
     for curve, style in curves:
-        throughput = {point.rate: value for point, value in curve.values("output_throughput")}
-        pairs = [(point, value / unit.divisor) for point, value in curve.values(latency) if point.rate in throughput]
-        places = [(throughput[point.rate], value) for point, value in pairs]
-        across += [x for x, _ in places]
+        x = {point.rate: point.rate if against is None else value for point, value in curve.values(against or metric)}
+        pairs = [(point, value / unit.divisor) for point, value in curve.values(metric) if point.rate in x]
+        places = [(x[point.rate], value) for point, value in pairs]
+        across += [place for place, _ in places]
+        up += [value for _, value in places]
         data.append(curve_trace(curve, style, places, pairs, title))
-    layout = {
-        "xaxis": value_axis(x_title, across),
-        "yaxis": value_axis(title, [value / unit.divisor for value in values]),
-        "showlegend": False,
-    }
-    limits = [bound_limit("y", bound, unit) for bound in bounds if bound.metric == latency]
-    caption = "One point per request rate. Better: down and right."
-    title = f"{metric_title(latency)} against throughput"
-    return Chart("latency-throughput", title, data, with_limits(layout, limits), caption)
+    layout = {"xaxis": value_axis(x_title, across), "yaxis": value_axis(title, up), "showlegend": False}
+    limits = [bound_limit("y", bound, unit) for bound in bounds if bound.metric == metric]
+    if against is not None:
+        caption, title = "One point per request rate. Better: down and right.", "against throughput"
+    else:
+        caption, title = "", "over the request rate"
+        for curve, _ in reversed(curves):
+            if curve.role and curve.capacity is not None and curve.capacity.rate:
+                limits.append(Limit("x", curve.capacity.rate, f"{curve.role}: {curve.capacity.text}"))
+    return Chart(id, f"{metric_title(metric)} {title}", data, with_limits(layout, limits, across), caption)
 
 
 def curve_trace(

@@ -1,8 +1,9 @@
-"""report.html of a sweep or a search: the winner and why it wins. A sweep over rates has a page of its own kind."""
+"""report.html of a sweep or a search: the winner and why it wins; over rates, the curves and the capacities."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,8 @@ from .page import (
     setting_chips,
     write_page,
 )
-from .plots import Chart
 from .rate_charts import curve_key, drawn_curves, rate_charts
-from .recorded_runs import COLOURS, RecordedRun, compared_rows, leader, record_runs, roles_at_rate
+from .recorded_runs import COLOURS, RecordedRun, Roles, compared_rows, leader, record_runs, roles_at_rate
 from .trade_offs import point_names, slo_of, trade_offs
 from .trust import sweep_facts
 
@@ -50,41 +50,86 @@ TITLES = {
 
 def write_report(result: Result, path: Path) -> None:
     """Write the page of a sweep or a search, with or without rates."""
-    if isinstance(result, RateSummary):
-        write_rate_report(result, path)
-    else:
-        write_sweep_report(result, path)
-
-
-def write_sweep_report(summary: Summary, path: Path) -> None:
-    """Write the page of a sweep at one rate: trade-offs, parameters, queues and the table."""
-    roles, notes = compared_rows(summary), table_notes(summary)
+    summary, roles, at = shown_runs(result)
     runs = record_runs(summary, roles)
+    latencies = [Latencies(run.role, COLOURS[run.role], run.latencies) for run in runs]
+    if isinstance(result, RateSummary):
+        notes, content = rate_notes(result), content_over_rates(result)
+    else:
+        notes, content = table_notes(result), content_at_one_rate(result, roles)
     write_page(
-        path, "sweep.html", title=f"Sweep report: {summary.experiment.name}", about=sentence(notes[0]),
-        trust=sweep_facts(summary.experiment, (row.config for row in roles.values())),
-        result=result_card(summary, runs, notes[1:]), trade_offs=trade_offs(summary) if len(summary.rows) > 1 else [],
-        knobs=knob_charts(knobs(summary)), times=times(summary), table=configurations(summary),
-        cut=MAX_TABLE_ROWS if len(summary.rows) > MAX_TABLE_ROWS else 0, names=point_names(summary),
-        draws=summary.draw_count, **charts_of_runs(summary, runs),
+        path, "sweep.html", about=sentence(notes[0]),
+        trust=sweep_facts(result.experiment, (row.config for row in roles.values())),
+        result=result_card(result, runs, notes[1:]), latencies=latency_charts(latencies, slo_of(summary)),
+        queues=queue_charts(runs), at=at,
+        recorded=f"The first replication, {runs[0].requests:,} requests." if runs else "", **content,
     )  # fmt: skip
 
 
-def result_card(summary: Summary, runs: Sequence[RecordedRun], notes: Sequence[str]) -> ResultCard:
-    """Return the verdict, and the leading configuration with its metrics."""
-    verdict, row, texts = verdict_of(summary), leader(summary), list(map(sentence, notes))
-    title, won = TITLES[verdict.kind], verdict.kind == "winner"
-    if row is None:
-        return ResultCard(title, verdict.text, notes=texts)
+def shown_runs(result: Result) -> tuple[Summary, Roles, str]:
+    """Return the ranking and the configurations whose single runs the page shows, and at which rate.
+
+    Over rates, it is the rate of the winner's capacity, or the highest one without a backlog.
+    """
+    if isinstance(result, Summary):
+        return result, compared_rows(result), ""
+    capacity = None if result.winner is None else result.winner.capacity
+    if capacity is not None:
+        rates = [rate for rate in result.rates if rate <= capacity.rate]
+    else:
+        winners = {rate: summary.winner for rate, summary in result.by_rate.items()}
+        rates = [rate for rate, row in winners.items() if row is not None and not row.is_saturated]
+    rate = max(rates, default=result.rates[0])
+    return result.by_rate[rate], roles_at_rate(result, rate), f" at {format_rate(rate)}"
+
+
+def content_at_one_rate(summary: Summary, roles: Roles) -> dict[str, Any]:
+    """Return the parts of the page of a sweep without rates: trade-offs, parameters and the table."""
+    bars = [(role, row.time_breakdown()) for role, row in roles.items()]
+    bars = [(role, seconds) for role, seconds in bars if seconds]
+    return {
+        "title": f"Sweep report: {summary.experiment.name}", "rates": None, "table": configurations(summary),
+        "trade_offs": trade_offs(summary) if len(summary.rows) > 1 else [], "knobs": knob_charts(knobs(summary)),
+        "times": [time_chart(bars)] if bars else [], "names": point_names(summary), "draws": summary.draw_count,
+        "cut": MAX_TABLE_ROWS if len(summary.rows) > MAX_TABLE_ROWS else 0,
+    }  # fmt: skip
+
+
+def content_over_rates(result: RateSummary) -> dict[str, Any]:
+    """Return the parts of the page of a sweep over rates: curves, the ranking at each rate, and capacities."""
+    return {
+        "title": f"{'Capacity' if result.is_single else 'Sweep over rates'}: {result.experiment.name}",
+        "rates": rate_table(result), "table": None if result.is_single else configurations(result),
+        "curves": rate_charts(result), "key": curve_key(drawn_curves(result)), "metric": result.main_metric,
+        "bounds": describe_bounds(result.experiment.subject_to), "times": [],
+        "cut": MAX_TABLE_ROWS if len(result.curves) > MAX_TABLE_ROWS else 0,
+    }  # fmt: skip
+
+
+def result_card(result: Result, runs: Sequence[RecordedRun], notes: Sequence[str]) -> ResultCard:
+    """Return the verdict, and the leading configuration with its metrics; over rates, the winner by capacity."""
+    verdict, first = verdict_of(result), leader(result) if isinstance(result, Summary) else result.winner
+    won, lines = verdict.kind in ("winner", "capacity"), list(map(sentence, notes))
+    card = ResultCard(TITLES[verdict.kind], verdict.text, won, notes=lines)
+    if isinstance(result, Summary) and isinstance(first, Row):
+        card = card_of_row(card, result, first)
+    elif isinstance(first, Curve) and first.capacity is not None:
+        card = replace(card, big=f"up to {first.capacity.text}")
+    else:
+        return card
+    can_win = isinstance(first, Curve) or first.eligible
+    server = exported_server(result.experiment.tree(first.config)) if can_win else None
+    limit = runs[0].limit if runs else ""
+    return replace(card, settings=setting_chips(first.assignment), limit=limit, server=server)
+
+
+def card_of_row(card: ResultCard, summary: Summary, row: Row) -> ResultCard:
+    """Return a card with the objectives of a configuration, and where its requests spend their time."""
     first, *others = summary.experiment.objectives
-    big = f"{first.metric} {format_mean(row.means[first.metric], first.metric)}"
-    facts = [
-        MetricFact(o.metric, format_mean(row.means[o.metric], o.metric), compare_with_baseline(row, o)) for o in others
-    ]
-    change, settings = compare_with_baseline(row, first), setting_chips(row.assignment)
-    times, limit = request_times(row, summary.baseline), runs[0].limit if runs else ""
-    server = exported_server(summary.experiment.tree(row.config)) if row.eligible else None
-    return ResultCard(title, verdict.text, won, big, change, facts, settings, texts, times, limit, server)
+    levels = {goal.metric: format_mean(row.means[goal.metric], goal.metric) for goal in (first, *others)}
+    facts = [MetricFact(goal.metric, levels[goal.metric], compare_with_baseline(row, goal)) for goal in others]
+    change, times = compare_with_baseline(row, first), request_times(row, summary.baseline)
+    return replace(card, big=f"{first.metric} {levels[first.metric]}", change=change, facts=facts, times=times)
 
 
 def compare_with_baseline(row: Row, objective: Objective) -> str:
@@ -120,74 +165,34 @@ def describe_times(seconds: Mapping[str, float]) -> str:
     return f"A request takes {format_number(total)} s on average: {', '.join(parts)}."
 
 
-def times(summary: Summary) -> list[Chart]:
-    """Return the time breakdown of the compared configurations."""
-    bars = [(role, row.time_breakdown()) for role, row in compared_rows(summary).items()]
-    bars = [(role, seconds) for role, seconds in bars if seconds]
-    return [time_chart(bars)] if bars else []
+def configurations(result: Result) -> Table:
+    """Return the table of all configurations; over rates with their capacities, and a metric at each rate."""
+    rows: list[Any]
+    if isinstance(result, RateSummary):
+        columns, rows = capacity_columns(result), list(result.curves[:MAX_TABLE_ROWS])
+    else:
+        rest = [row for row in result.rows[MAX_TABLE_ROWS:] if row is result.baseline or row.on_pareto_front]
+        columns, rows = sweep_columns(result), [*result.rows[:MAX_TABLE_ROWS], *rest]
+
+    def style(row: Any) -> RowStyle:
+        kind = "is-baseline" if row is result.baseline else "is-winner" if row is result.winner else ""
+        return RowStyle(row.config, kind, row_tags(row) if isinstance(row, Row) else curve_tags(row))
+
+    return page_table(columns, rows, style)
 
 
-def configurations(summary: Summary) -> Table:
-    """Return the table of all configurations."""
-    rest = [row for row in summary.rows[MAX_TABLE_ROWS:] if row is summary.baseline or row.on_pareto_front]
-
-    def style(row: Row) -> RowStyle:
-        reasons = (*INCOMPLETE, *row.misses)  # why it cannot win
-        tags = [Tag(printed_label(name), "bad" if name in reasons else "") for name in row.labels]
-        kind = "is-baseline" if row is summary.baseline else "is-winner" if row is summary.winner else ""
-        return RowStyle(row.config, kind, tags)
-
-    return page_table(sweep_columns(summary), [*summary.rows[:MAX_TABLE_ROWS], *rest], style)
+def row_tags(row: Row) -> list[Tag]:
+    """Return the labels of a configuration; those that say why it cannot win are red."""
+    reasons = (*INCOMPLETE, *row.misses)
+    return [Tag(printed_label(name), "bad" if name in reasons else "") for name in row.labels]
 
 
-def charts_of_runs(summary: Summary, runs: Sequence[RecordedRun]) -> dict[str, Any]:
-    """Return the charts of single runs, and which requests they show."""
-    latencies = [Latencies(run.role, COLOURS[run.role], run.latencies) for run in runs]
-    return {
-        "latencies": latency_charts(latencies, slo_of(summary)),
-        "queues": queue_charts(runs),
-        "recorded": f"The first replication, {runs[0].requests:,} requests." if runs else "",
-    }
-
-
-def write_rate_report(result: RateSummary, path: Path) -> None:
-    """Write the page of a sweep over rates: curves, capacities, and the ranking at each rate."""
-    experiment, shown, notes = result.experiment, shown_rate(result), rate_notes(result)
-    summary = result.by_rate[shown]
-    roles = roles_at_rate(result, shown)
-    runs = record_runs(summary, roles)
-    kind = "Capacity" if result.is_single else "Sweep over rates"
-    write_page(
-        path, "rates.html", title=f"{kind}: {experiment.name}", about=sentence(notes[0]),
-        trust=sweep_facts(experiment, (row.config for row in roles.values())),
-        result=capacity_card(result, runs, notes[1:]),
-        shown=format_rate(shown), key=curve_key(drawn_curves(result)), rates=rate_table(result),
-        curves=rate_charts(result), **charts_of_runs(summary, runs),
-        table=None if result.is_single else capacities(result),
-        metric=result.main_metric, bounds=describe_bounds(experiment.subject_to),
-        cut=MAX_TABLE_ROWS if len(result.curves) > MAX_TABLE_ROWS else 0,
-    )  # fmt: skip
-
-
-def shown_rate(result: RateSummary) -> float:
-    """Return the rate of the charts of single runs: the winner's capacity, or the highest rate without a backlog."""
-    capacity = None if result.winner is None else result.winner.capacity
-    if capacity is not None:
-        return max((rate for rate in result.rates if rate <= capacity.rate), default=result.rates[0])
-    winners = {rate: summary.winner for rate, summary in result.by_rate.items()}
-    stable = [rate for rate, winner in winners.items() if winner is not None and "saturated" not in winner.labels]
-    return max(stable, default=result.rates[0])
-
-
-def capacity_card(result: RateSummary, runs: Sequence[RecordedRun], lines: Sequence[str]) -> ResultCard:
-    """Return the verdict, and the winner by capacity with its settings."""
-    verdict, winner, notes = verdict_of(result), result.winner, list(map(sentence, lines))
-    title, won = TITLES[verdict.kind], verdict.kind in ("winner", "capacity")
-    if winner is None or winner.capacity is None:
-        return ResultCard(title, verdict.text, notes=notes)
-    big, settings = f"up to {winner.capacity.text}", setting_chips(winner.assignment)
-    limit, server = runs[0].limit if runs else "", exported_server(result.experiment.tree(winner.config))
-    return ResultCard(title, verdict.text, won, big, settings=settings, notes=notes, limit=limit, server=server)
+def curve_tags(curve: Curve) -> list[Tag]:
+    """Return what limits the capacity of a configuration."""
+    tags = [Tag("baseline")] if curve.is_baseline else []
+    if curve.capacity is not None and curve.capacity.missed_at is not None:
+        tags.append(Tag(f"at {format_rate(curve.capacity.missed_at)}: {curve.capacity.reason}", "bad"))
+    return tags
 
 
 def rate_table(result: RateSummary) -> Table:
@@ -199,16 +204,3 @@ def rate_table(result: RateSummary) -> Table:
         Column("result", lambda item: verdict_of(item[1]).text, shown=("page",), wrap=True),
     ]
     return page_table(columns, list(result.by_rate.items()))
-
-
-def capacities(result: RateSummary) -> Table:
-    """Return one row per configuration: settings, capacity, and a metric at each rate."""
-
-    def style(curve: Curve) -> RowStyle:
-        tags = [Tag("baseline")] if curve.is_baseline else []
-        if curve.capacity is not None and curve.capacity.missed_at is not None:
-            tags.append(Tag(f"at {format_rate(curve.capacity.missed_at)}: {curve.capacity.reason}", "bad"))
-        kind = "is-baseline" if curve.is_baseline else "is-winner" if curve is result.winner else ""
-        return RowStyle(curve.config, kind, tags)
-
-    return page_table(capacity_columns(result), result.curves[:MAX_TABLE_ROWS], style)

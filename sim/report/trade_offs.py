@@ -41,18 +41,12 @@ def pairs(summary: Summary) -> list[tuple[Objective, Objective]]:
     return [pair for pair in chosen if unique[frozenset(pair)] is pair]
 
 
-def measured_rows(summary: Summary, x: Objective, y: Objective) -> dict[int, tuple[float, float]]:
-    """Return both values of every configuration that has them; empty if all values are equal."""
-    values = {row.config: (row.mean(x.metric), row.mean(y.metric)) for row in summary.rows}
-    known = {config: pair for config, pair in values.items() if not any(map(math.isnan, pair))}
-    return known if len(set(known.values())) > 1 else {}
-
-
 def trade_off(summary: Summary, x: Objective, y: Objective, id: str) -> Chart | None:
     """Return one chart, None if fewer than two configurations have both metrics."""
-    values = measured_rows(summary, x, y)
+    levels = {row.config: (row.mean(x.metric), row.mean(y.metric)) for row in summary.rows}
+    values = {config: pair for config, pair in levels.items() if not any(map(math.isnan, pair))}
     rows = [row for row in summary.rows if row.config in values]
-    if not rows:
+    if len(set(values.values())) < 2:
         return None
     across, x_title = axis_scale(x.metric, [values[row.config][0] for row in rows])
     up, y_title = axis_scale(y.metric, [values[row.config][1] for row in rows])

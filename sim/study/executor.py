@@ -13,8 +13,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ProcessPoolExecutor, wait
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, ProcessPoolExecutor, wait
 from concurrent.futures import Executor as Futures
 from contextlib import contextmanager
 from typing import Any, Callable, NamedTuple, Optional, Protocol
@@ -33,6 +33,7 @@ MAX_RETRIES = 3  # of a chunk whose worker died
 WORKER_DEATHS = ("BrokenProcessPool", "KilledWorker", "CancelledError", "FutureCancelledError")
 
 Results = Iterator[tuple[int, Record]]
+Runs = Callable[[str, list[Task]], list[Record]]  # of a context and tasks
 
 
 class Executor(Protocol):
@@ -96,75 +97,94 @@ class Chunk(NamedTuple):
     tasks: list[Task]
     retries: int = 0
 
+    def again(self) -> Chunk:
+        """Return the chunk after the death of its worker."""
+        if self.retries >= MAX_RETRIES:
+            names = ", ".join(f"{task.config}/{task.replication}" for task in self.tasks[:4])
+            raise WorkerLost(f"workers died {MAX_RETRIES + 1} times on configuration/replication {names}")
+        return self._replace(retries=self.retries + 1)
+
 
 class Pool:
-    """Submits chunks of tasks to a concurrent.futures executor; resubmits the chunks of a worker that died."""
+    """Submits chunks of tasks to a concurrent.futures executor; resubmits the chunks of a worker that died.
+
+    Several threads may run tasks at the same time. The workers start with the first task.
+    """
 
     def __init__(
         self, start: Callable[[], Futures], workers: Callable[[], int], stop: Callable[[Futures], None]
     ) -> None:
         self._start, self._workers, self._stop = start, workers, stop  # workers() is at least 1
+        self._lock = threading.Lock()
         self._futures: Optional[Futures] = None
+        self.starts = 0  # how often workers have started
+        self._closed = False
 
-    def run(self, context: str, tasks: Sequence[Task]) -> Results:
-        pending: dict[Future[Any], Chunk] = {}
+    def run(self, context: str, tasks: Sequence[Task], function: Runs = run_tasks) -> Results:
+        """Yield each task's index and record; `function` runs the tasks of a chunk."""
+        pending: dict[Future[list[Record]], Chunk] = {}
         sizer = ChunkSizer(len(tasks))
         while sizer.submitted < len(tasks) or pending:
-            self._fill(context, tasks, pending, sizer)
+            for chunk in self._next_chunks(tasks, pending.values(), sizer):
+                pending[self._submit(function, context, chunk.tasks)] = chunk
             done, _ = wait(pending, return_when=FIRST_COMPLETED)
-            lost: list[Chunk] = []
             for future in done:
                 chunk = pending.pop(future)
                 if is_worker_death(future):
-                    lost.append(chunk)
+                    again = chunk.again()
+                    pending[self._submit(function, context, again.tasks)] = again
                     continue
-                records: list[Record] = future.result()
+                records = future.result()
                 sizer.add_finished(len(records), self._workers())
                 yield from enumerate(records, chunk.first)
-            if lost:
-                self._resubmit(context, lost, pending)
 
-    def _fill(self, context: str, tasks: Sequence[Task], pending: dict[Future[Any], Chunk], sizer: ChunkSizer) -> None:
-        """Keep two chunks per worker pending, so that no worker is idle."""
+    def _next_chunks(self, tasks: Sequence[Task], pending: Collection[Chunk], sizer: ChunkSizer) -> Iterator[Chunk]:
+        """Yield the next chunks: two per worker are pending, so that no worker is idle."""
         workers = self._workers()
-        oldest = min((chunk.first for chunk in pending.values()), default=sizer.submitted)
+        oldest = min((chunk.first for chunk in pending), default=sizer.submitted)
         limit = min(len(tasks), oldest + MAX_RUNS_AHEAD * workers)
-        while sizer.submitted < limit and len(pending) < 2 * workers:
-            size = sizer.next_size(workers)
-            chunk = Chunk(sizer.submitted, list(tasks[sizer.submitted : sizer.submitted + size]))
-            sizer.submitted += len(chunk.tasks)
-            self._submit(context, chunk, pending)
+        for _ in range(2 * workers - len(pending)):
+            if sizer.submitted < limit:
+                first = sizer.submitted
+                sizer.submitted = min(len(tasks), first + sizer.next_size(workers))
+                yield Chunk(first, list(tasks[first : sizer.submitted]))
 
-    def _resubmit(self, context: str, lost: list[Chunk], pending: dict[Future[Any], Chunk]) -> None:
-        """Submit the lost chunks again. A broken process pool loses all pending chunks and is replaced."""
-        if isinstance(self._futures, ProcessPoolExecutor):
-            wait(pending)
-            survived = [f for f in pending if not f.cancelled() and f.exception() is None]
-            lost += [chunk for future, chunk in pending.items() if future not in survived]
-            for future in [f for f in pending if f not in survived]:
-                del pending[future]
-            self._futures.shutdown(wait=True)
-            self._futures = None
-        for chunk in sorted(lost):
-            if chunk.retries >= MAX_RETRIES:
-                names = ", ".join(f"{task.config}/{task.replication}" for task in chunk.tasks[:4])
-                raise WorkerLost(f"workers died {MAX_RETRIES + 1} times on configuration/replication {names}")
-            self._submit(context, chunk._replace(retries=chunk.retries + 1), pending)
+    def _submit(self, function: Runs, context: str, tasks: list[Task]) -> Future[list[Record]]:
+        """Submit tasks; workers that have ended are replaced."""
+        with self._lock:
+            if self._closed:
+                raise WorkerLost("the workers have ended")
+            try:
+                return self._workers_now().submit(function, context, tasks)
+            except BrokenExecutor:  # one of them died, so all have ended
+                self._end()
+                return self._workers_now().submit(function, context, tasks)
 
-    def _submit(self, context: str, chunk: Chunk, pending: dict[Future[Any], Chunk]) -> None:
-        pending[self.submit(run_tasks, context, chunk.tasks)] = chunk
-
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Call a function in a worker; the workers start with the first call."""
+    def _workers_now(self) -> Futures:
         if self._futures is None:
-            self._futures = self._start()
-        return self._futures.submit(function, *arguments)
+            self._futures, self.starts = self._start(), self.starts + 1
+        return self._futures
 
-    def close(self) -> None:
-        """End the workers, even in the middle of a run."""
+    def _end(self) -> None:
         if self._futures is not None:
             self._stop(self._futures)
             self._futures = None
+
+    def start(self) -> None:
+        """Start the workers."""
+        with self._lock:
+            self._workers_now()
+
+    def restart(self) -> None:
+        """End the workers, even in the middle of a run; their tasks run again in new ones."""
+        with self._lock:
+            self._end()
+
+    def close(self) -> None:
+        """End the workers, even in the middle of a run."""
+        with self._lock:
+            self._closed = True
+            self._end()
 
 
 def is_worker_death(future: Future[Any]) -> bool:
@@ -216,6 +236,7 @@ def process_pool(jobs: int, initializer: Callable[..., None] = exit_with_parent,
 
     def start() -> Futures:
         before = set(multiprocessing.active_children())
+        children.clear()
         pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer, arguments)
         for _ in range(jobs):  # start all workers now, so that `children` lists all of them
             pool.submit(os.getpid)
@@ -225,7 +246,7 @@ def process_pool(jobs: int, initializer: Callable[..., None] = exit_with_parent,
     def stop(pool: Futures) -> None:
         for child in children:
             child.terminate()
-        pool.shutdown(wait=True, cancel_futures=True)
+        pool.shutdown(wait=True)  # the tasks have failed with their workers
 
     return Pool(start, lambda: jobs, stop)
 
@@ -240,9 +261,9 @@ class DaskPool(Pool):
             lambda: client.get_executor(pure=False, retries=MAX_RETRIES), self._count_cores, lambda _: client.close()
         )
 
-    def run(self, context: str, tasks: Sequence[Task]) -> Results:
+    def run(self, context: str, tasks: Sequence[Task], function: Runs = run_tasks) -> Results:
         try:
-            yield from super().run(context, tasks)
+            yield from super().run(context, tasks, function)
         except Exception as error:  # every call of a lost client raises another one
             is_lost = isinstance(error, (OSError, RuntimeError, CancelledError)) or self._client.status != "running"
             if isinstance(error, WorkerLost) or not is_lost:

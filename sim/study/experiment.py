@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Optional
+from typing import Annotated, Any, Optional
 
-from pydantic import ValidationError
+from pydantic import ConfigDict, Field, PlainValidator, ValidationError
 from servesim.config.layers import Tree, apply_assignment, value_at
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput
-from servesim.files.checked import first_error, validate
+from servesim.core.limits import MAX_DRAWS, MAX_RATE, MIN_RATE
+from servesim.files.checked import Stored, expected_error, first_error, validate
 from servesim.runs.intervals import Draw
 from servesim.runs.request_rate import longer_scenario, request_rate, scenario_at_rate
 from servesim.statistics.constraints import Bound, parse_bounds
 from servesim.statistics.objective import Objective, parse_objective
 
-from .experiment_file import EXPERIMENT_FILE, ExperimentFile, input_digests, read_terms, versions
+from .experiment_file import EXPERIMENT_FILE, input_digests, read_terms, versions
 from .grid import Assignment
 from .single_run import Task, context_json
 from .study_keys import INDIFFERENCE
@@ -32,29 +32,49 @@ NOT_STORED = ("auto_rates", "rate")  # of a part of an experiment, or until its 
 DEFAULT_PROFILE = Scenario.model_fields["profile"].default
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """Everything that the result of a sweep depends on."""
+def read_objectives(items: Any) -> list[Objective]:
+    """Return the objectives of experiment.json."""
+    if not isinstance(items, list) or not items:
+        raise expected_error("a list of metrics and their goals")
+    fields = Objective._fields
+    keys = ({k: item[k] for k in fields if k in item} if isinstance(item, Mapping) else item for item in items)
+    return [parse_objective(item) for item in keys]
+
+
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+Part = Annotated[float, Field(ge=0, lt=1)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Rate = Annotated[float, Field(ge=MIN_RATE, le=MAX_RATE)]
+
+
+class Experiment(Stored):
+    """Everything that the result of a sweep depends on: a sweep file with its grids unrolled, and experiment.json."""
+
+    model_config = ConfigDict(extra="ignore")
 
     name: str
     base: Tree
-    configs: Sequence[Assignment]  # the first is the baseline
-    objectives: Sequence[Objective]
-    replications: int
-    confidence: float = 0.95
-    ci: Optional[float] = None
-    max_replications: int = 64  # with ci
-    steady_window: Optional[tuple[float, float]] = None  # warm-up and drain
-    confirm: int = 0  # extra replications that do not influence the choice of the winner
-    intervals: int = 0  # draws of the cost model per configuration
-    subject_to: Sequence[Bound] = ()  # a configuration that misses one of them cannot win
-    indifference: float = INDIFFERENCE  # differences below this fraction of the best value are ties
-    rates: Sequence[float] = ()  # request rates; every configuration runs at each of them
+    configs: list[Assignment] = Field(min_length=1)  # the first is the baseline
+    objectives: Annotated[Sequence[Objective], PlainValidator(read_objectives)]
+    replications: Count
+    confidence: Fraction
+    ci: Optional[Fraction]
+    max_replications: Count  # with ci
+    steady_window: Optional[tuple[Part, Part]] = Field(strict=False)  # warm-up and drain
+    confirm: int = Field(0, ge=0, le=10**6)  # extra replications that do not influence the choice of the winner
+    intervals: int = Field(0, ge=0, le=MAX_DRAWS)  # draws of the cost model per configuration
+    subject_to: Annotated[Sequence[Bound], PlainValidator(parse_bounds)] = ()  # a configuration that misses one loses
+    indifference: float = Field(INDIFFERENCE, ge=0, lt=1)  # differences below this fraction of the best value are ties
+    rates: list[Rate] = Field([])  # request rates; every configuration runs at each of them
+    precision: Optional[Fraction] = None  # of the capacity of each configuration, found by bisection
+    length: Count = 1  # times as many requests as the scenarios have, see choose_terms
+    unserved: float = Field(0.0, ge=0)  # requests that the baseline leaves unserved at every rate
     auto_rates: bool = False  # `rates: auto`, until `choose_terms` has chosen them
-    precision: Optional[float] = None  # of the capacity of each configuration, found by bisection
-    length: int = 1  # times as many requests as the scenarios have, see choose_terms
-    unserved: float = 0.0  # requests that the baseline leaves unserved at every rate
     rate: Optional[float] = None  # the request rate of this part of an experiment with rates
+
+    def changed(self, **values: Any) -> Experiment:
+        """Return the experiment with other values."""
+        return Experiment.model_construct(**{**dict(self), **values})
 
     @property
     def context(self) -> str:
@@ -106,7 +126,7 @@ class Experiment:
 
     def at_rate(self, rate: float) -> Experiment:
         """Return the part of an experiment at one of its rates."""
-        part = replace(self, rates=(), rate=rate, precision=None)
+        part = self.changed(rates=[], rate=rate, precision=None)
         part.__dict__["_own_rates"] = self._own_rates  # a trace file is read once
         return part
 
@@ -144,7 +164,7 @@ class Experiment:
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of experiment.json: enough to resume the sweep and to check its terms."""
-        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in NOT_STORED}
+        values = {name: value for name, value in self if name not in NOT_STORED}
         objectives = [objective._asdict() for objective in self.objectives]
         bounds = [str(bound) for bound in self.subject_to]
         inputs = input_digests(self.tree(config) for config in range(len(self.configs)))
@@ -197,14 +217,8 @@ def load_experiment(folder: Path) -> Experiment:
     if not where.exists():
         commands = "`sim sweep`, `sim search` or `sim capacity`"
         raise BadInput(f"{folder}: expected a folder of {commands}; it has no {EXPERIMENT_FILE}")
-    data = validate(ExperimentFile, read_terms(where), str(where))
-    window = None if data.steady_window is None else (data.steady_window[0], data.steady_window[1])
-    values = {name: getattr(data, name) for name in type(data).model_fields}
+    experiment = validate(Experiment, read_terms(where), str(where))
     try:
-        known = ({key: keys[key] for key in Objective._fields if key in keys} for keys in data.objectives)
-        objectives = [parse_objective(keys) for keys in known]
-        values |= {"objectives": objectives, "steady_window": window, "subject_to": parse_bounds(data.subject_to)}
-        experiment = Experiment(**values)
         for config in range(len(experiment.configs)):
             Scenario.model_validate(experiment.tree(config))
     except ValidationError as error:

@@ -16,31 +16,24 @@ import platform
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Any, Optional
 
-from pydantic import Field
 from servesim.config.layers import Tree, as_section
 from servesim.config.paths import find_beside, names_relative_file, resolve_settings, resolve_sweep_paths
 from servesim.config.registry import policy_class
 from servesim.config.scenario import Scenario
 from servesim.config.user_code import names_file
 from servesim.core import BadInput
-from servesim.core.limits import MAX_DRAWS, MAX_RATE, MIN_RATE
 from servesim.costs.device_profile import load_profile
 from servesim.costs.named_profile import is_named, measured_for
-from servesim.files.checked import Stored
 from servesim.files.read import quote, read_json
 from servesim.files.write import FileExists, list_files, write_json
 from servesim.version import __version__
-
-from .study_keys import INDIFFERENCE
 
 EXPERIMENT_FILE = "experiment.json"
 WORKING_FOLDER = "working_folder"
 MISSING = "missing"  # instead of the digest of a file that does not exist
 NEW_FOLDER = "use another folder with -o"
-Fraction = Annotated[float, Field(gt=0, lt=1)]
-Count = Annotated[int, Field(ge=1, le=10**9)]
 
 
 def name_of_file(path: Path) -> str:
@@ -51,28 +44,6 @@ def name_of_file(path: Path) -> str:
 def valid_name(text: str) -> str:
     """Return a text as the name of an experiment."""
     return re.sub(r"[^\w .+-]", "-", text)[:100].lstrip(" .+-") or "sweep"
-
-
-class ExperimentFile(Stored):
-    """The keys of experiment.json."""
-
-    name: str
-    base: dict[str, Any]
-    configs: list[dict[str, Any]] = Field(min_length=1)
-    objectives: list[dict[str, Any]] = Field(min_length=1)  # metric and goal
-    replications: Count
-    confidence: Fraction
-    ci: Optional[Fraction]
-    max_replications: Count
-    steady_window: Optional[list[Annotated[float, Field(ge=0, lt=1)]]] = Field(min_length=2, max_length=2)
-    confirm: int = Field(0, ge=0, le=10**6)
-    intervals: int = Field(0, ge=0, le=MAX_DRAWS)
-    subject_to: list[str] = Field([])
-    indifference: float = Field(INDIFFERENCE, ge=0, lt=1)
-    rates: list[Annotated[float, Field(ge=MIN_RATE, le=MAX_RATE)]] = Field([])
-    precision: Optional[Fraction] = None
-    length: Count = 1
-    unserved: float = Field(0.0, ge=0)
 
 
 def read_terms(path: Path) -> dict[str, Any]:

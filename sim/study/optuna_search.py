@@ -13,7 +13,7 @@ import logging
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Union
 
@@ -193,7 +193,7 @@ class TrialRunner:
     def summary(self) -> Summary:
         """Return the summary of all configurations that ran, as for a sweep."""
         ran = sorted({key[0] for key in self.records} | {0})
-        experiment = replace(self.experiment, configs=[self.configs[config] for config in ran])
+        experiment = self.experiment.changed(configs=[self.configs[config] for config in ran])
         numbers = {config: number for number, config in enumerate(ran)}
         records = {(numbers[c], *r): {**record, "config": numbers[c]} for (c, *r), record in self.records.items()}
         return Summary(experiment, records)
@@ -267,16 +267,11 @@ def make_sampler(spec: Search, first: int, trials: int) -> Any:
     """Return the sampler of the batch that starts with the trial number `first`, for a search of this many trials."""
     kinds = import_optuna().samplers
     seed = (spec.seed * 1_000_003 + first) % 2**32
-    constraints = {"constraints_func": trial_violations} if spec.experiment.subject_to else {}
+    violations = lambda trial: trial.user_attrs.get(VIOLATIONS, ())  # noqa: E731  above 0: missed
+    constraints = {"constraints_func": violations} if spec.experiment.subject_to else {}
     if spec.sampler == "random":
         return kinds.RandomSampler(seed=seed)
     if spec.sampler == "nsga2":
         return kinds.NSGAIISampler(seed=seed, population_size=max(10, min(50, trials // 4)), **constraints)
     startup = min(10, trials // 2)
     return kinds.TPESampler(seed=seed, multivariate=True, constant_liar=True, n_startup_trials=startup, **constraints)
-
-
-def trial_violations(trial: Any) -> Sequence[float]:
-    """Return the constraint values of a trial for Optuna: above 0 means missed."""
-    violations: Sequence[float] = trial.user_attrs.get(VIOLATIONS, ())
-    return violations

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from servesim.core import BadInput
@@ -39,20 +38,20 @@ def choose_terms(experiment: Experiment, folder: Path, executor: Executor) -> Ex
     stored = load_experiment(folder) if (folder / EXPERIMENT_FILE).is_file() else None
     if stored is not None and stored.rates:
         rates = stored.rates if experiment.auto_rates else experiment.rates
-        return replace(experiment, rates=rates, auto_rates=False, length=stored.length, unserved=stored.unserved)
+        return experiment.changed(rates=rates, auto_rates=False, length=stored.length, unserved=stored.unserved)
     pilots = run_pilots(experiment, executor)
     if experiment.subject_to:  # without constraints, there is no capacity
         while (length := needed_length(experiment, pilots)) > experiment.length:
-            experiment = replace(experiment, length=length)
+            experiment = experiment.changed(length=length)
             pilots = run_pilots(experiment, executor)
-        experiment = replace(experiment, unserved=count_unserved(experiment, pilots[0], executor))
+        experiment = experiment.changed(unserved=count_unserved(experiment, pilots[0], executor))
     if not experiment.auto_rates:
         return experiment
     rates = choose_rates(experiment, pilots[0])
     runs = len(experiment.configs) * (experiment.replications + experiment.intervals) * len(rates)
     if runs > MAX_RUNS:
         raise BadInput(f"rates: auto: expected at most {MAX_RUNS} runs, got {runs}; list fewer rates")
-    return replace(experiment, rates=rates, auto_rates=False)
+    return experiment.changed(rates=rates, auto_rates=False)
 
 
 def run_pilots(experiment: Experiment, executor: Executor) -> list[Record]:
@@ -68,7 +67,7 @@ def run_pilots(experiment: Experiment, executor: Executor) -> list[Record]:
 
 def run_tasks(experiment: Experiment, tasks: Sequence[Task], executor: Executor) -> list[Record]:
     """Return the records of pilot runs, in the order of the tasks."""
-    return run_all(executor, replace(experiment, steady_window=None).context, tasks)
+    return run_all(executor, experiment.changed(steady_window=None).context, tasks)
 
 
 def needed_length(experiment: Experiment, pilots: Sequence[Record]) -> int:

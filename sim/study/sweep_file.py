@@ -95,10 +95,10 @@ def build_experiment(file: SweepFile, base: Tree, name: str) -> Experiment:
     runs = (file.replications + file.intervals) * max(1, len(rates))
     if len(configs) * runs > MAX_RUNS:
         raise BadInput(f"replications: expected at most {MAX_RUNS} runs, got {len(configs)} * {runs}")
-    experiment = Experiment(
-        name, base, configs, objectives, file.replications, file.confidence, file.ci, file.max_replications,
-        file.steady_window, file.confirm, file.intervals, bounds, file.indifference, rates, auto, file.precision,
-    )  # fmt: skip
+    shared = (*SweepFile.model_fields, "steady_window")
+    values = {key: getattr(file, key) for key in shared if key in Experiment.model_fields}
+    values |= {"name": name, "base": base, "configs": configs, "objectives": objectives, "subject_to": bounds}
+    experiment = Experiment.model_construct(**{**values, "rates": rates, "auto_rates": auto})
     if file.rates:
         experiment.own_rate(0)  # raises BadInput if the requests have no rate
     return experiment

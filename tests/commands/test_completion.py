@@ -33,7 +33,7 @@ CASES = {
     "sim policies show vllm-v1-": "vllm-v1-0.32",
     "sim policies check spl": "splitfuse",
     "sim calibrate check cpu": "cpu-tiny-kbk",
-    "sim sweep --emit-config ll": "llm-serving",
+    "sim export --to ll": "llm-serving",
     "sim run --trace my_": "my_trace.csv",
     "sim completion z": "zsh",
 }

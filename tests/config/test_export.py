@@ -367,7 +367,7 @@ def test_a_sweep_does_not_recommend_what_does_not_start(
     }  # fmt: skip
     Path("base.yaml").write_text(yaml.safe_dump(base))
     Path("sweep.yaml").write_text("base: base.yaml\nparams: {policy.max_num_seqs: [8, 16, 64]}\n")
-    said = run_sim(capsys, "sweep", "sweep.yaml", "-q", "-o", "out", "--no-report", "--emit-config", "vllm")
+    said = run_sim(capsys, "sweep", "sweep.yaml", "-q", "-o", "out", "--no-report")
     assert said.code == 0, said.error
     assert "does not start" in said.out and "Winner: max_num_seqs=16" in said.out
     assert yaml.safe_load(Path("out/best.yaml").read_text())["policy"]["max_num_seqs"] == 16

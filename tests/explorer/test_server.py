@@ -384,7 +384,7 @@ def open_run(server: ExploreServer, state: Any, page: str) -> socket.socket:
 
 def is_idle(server: ExploreServer) -> bool:
     """Whether no run is left: a quick one gets a worker at once."""
-    return not any(job.futures for job in server._jobs.values())
+    return not any(job.batches for job in server._jobs.values())
 
 
 def test_a_slow_run_tells_its_progress_and_ends_with_its_connection(server: ExploreServer) -> None:
@@ -399,7 +399,7 @@ def test_a_slow_run_tells_its_progress_and_ends_with_its_connection(server: Expl
     job = server._jobs["slow"]
     reader.close()
     connection.close()
-    wait_until(lambda: job.cancelled and not job.futures, 20)
+    wait_until(lambda: job.cancelled and not job.batches, 20)
     began = time.monotonic()
     messages(server, {"settings": {"seed": "77"}})
     assert time.monotonic() - began < 20
@@ -412,6 +412,7 @@ from servesim.policies.papers import Orca
 @dataclass(frozen=True)
 class Slow(Orca):
     def decide(self, view):
+        open(__file__ + ".started", "w").close()
         time.sleep(600)
 """
 
@@ -424,7 +425,7 @@ def test_a_worker_that_does_not_react_is_ended(tmp_path: Path, monkeypatch: pyte
     with servesim.explore("slow.yaml", jobs=1) as explorer:
         server = explorer._server
         connection = open_run(server, {}, "slow")
-        wait_until(lambda: "slow" in server._jobs and any(f.running() for f in server._jobs["slow"].futures))
+        wait_until(lambda: "slow" in server._jobs and (tmp_path / "slow.py.started").exists())
         [worker] = set(children()) - others
         connection.close()
         wait_until(lambda: worker not in children(), 30)

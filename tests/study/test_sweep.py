@@ -236,10 +236,11 @@ def test_several_objectives_give_a_pareto_front_and_a_goal_can_be_max(tmp_path: 
     assert summary.winner is summary.rows[0] and not summary.winner.relation.tied
 
 
-def test_emit_config_writes_the_server_s_yaml(tmp_path: Path) -> None:
+def test_the_winner_of_a_folder_is_exported_as_the_server_s_yaml(tmp_path: Path) -> None:
     file = sweeps.sweep_file(tmp_path, replications=1, params={"policy.decode_batch": [8]})
-    words = ("-j", 1, "--emit-config", "llm-serving", "--no-report")
-    assert sweeps.sim("sweep", file, "-o", tmp_path / "out", *words) == 0
+    assert sweeps.sim("sweep", file, "-o", tmp_path / "out", "-j", 1, "--no-report") == 0
+    out = tmp_path / "out/llm-serving.yaml"
+    assert sweeps.sim("export", tmp_path / "out", "--to", "llm-serving", "-o", out) == 0
     config = yaml.safe_load((tmp_path / "out/llm-serving.yaml").read_text())
     assert config["model_config"]["decode_batch_size"] == [8]
     assert not (tmp_path / "out/report.html").exists()
