@@ -209,12 +209,11 @@ class DraftCohort(Cohort):
         third: i64 = bounds[2]
         tokens: i64 = drafts.tokens
         size: i64 = self.block_size
-        ahead: i64 = self.ahead
         total: i64 = 0
         at_second: i64 = 0  # of these, those at the second position
         at_third: i64 = 0
         further: i64 = 0
-        need: i64 = self.need
+        ahead: i64 = self.ahead
         is_equal = model is not None and not model.by_request  # all requests have these bounds
         has_more = tokens > 3
         for request in self.members if rows == len(self.members) else self.members[:rows]:
@@ -233,14 +232,13 @@ class DraftCohort(Cohort):
                 self._note_leaving(request, accepted)
                 continue
             request._written = written
-            cached: i64 = request._cached + 1 + accepted
-            request._cached = cached
-            missing: i64 = cached + ahead - request._blocks * size
+            request._cached += 1 + accepted
+            missing: i64 = request._cached + ahead - request._blocks * size
             if missing > 0:
                 self._growing.append(request)
                 while missing > 0:
                     missing -= size
-                    need += 1
+                    self.need += 1
             request.drafted += tokens
             request.accepted += accepted
             total += accepted
@@ -248,7 +246,6 @@ class DraftCohort(Cohort):
             at_third += accepted > 2
             if has_more and accepted > 3:
                 further += drafts.count_further(accepted)
-        self.need = need
         returned = rows - len(self.leaving)
         drafts.count_rows(returned, returned * tokens, total - at_second - at_third - further, at_second, at_third)
         self.context += returned + total
