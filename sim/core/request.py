@@ -111,7 +111,7 @@ class Request(ClientRequest):
 
     __slots__ = PROGRESS_FIELDS
     _joined_step: int  # the cohort sets these three
-    _finish_step: int
+    _finish_step: i64
     _joined_busy_s: float
 
     def __init__(
@@ -151,9 +151,9 @@ class Request(ClientRequest):
         self.decoding = 0.0
         self.swapped = 0.0
         self.state_since = self.arrival  # start of the queued or swapped time that is not counted yet
-        self._written = 0
-        self._cached = 0
-        self._blocks = 0
+        self._written: i64 = 0
+        self._cached: i64 = 0
+        self._blocks: i64 = 0
         self.luck: i64 = 0  # the random number of its next row, which says which guesses are right; 0: none yet
         self.drafted: i64 = 0  # verified guesses
         self.accepted: i64 = 0  # right ones

@@ -64,10 +64,13 @@ class Acceptance:
 
 def first_luck(start: int, name: Any) -> int:
     """Return the first random number of a request."""
-    luck: i64 = crc32(str(name).encode(), start) % MODULUS
-    for _ in range(3):
+    luck: i64 = crc32(str(name).encode(), start)
+    luck %= MODULUS
+    for _turn in range(3):
         luck = (luck ^ (luck >> 13)) % MODULUS * MULTIPLIER % MODULUS
-    return (luck or 1) * MULTIPLIER % MODULUS
+    if not luck:
+        luck = 1
+    return luck * MULTIPLIER % MODULUS
 
 
 def powers(rate: float, count: int) -> list[float]:

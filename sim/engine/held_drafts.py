@@ -82,7 +82,7 @@ class HeldDrafts(FastForward):
         """
         loop, server, cohort, use, pool = self.loop, self.server, self.cohort, self.server.kv_use, self.server.pool
         overlaps, rows, now = server.overlaps, cohort.size, loop.now
-        drafts = rows * cohort.drafts.tokens
+        drafts, steps, contexts = rows * cohort.drafts.tokens, 0, 0
         if not overlaps:
             step = Step(step.plan, now, now)
         while now < horizon and cohort.need <= pool.free:
@@ -90,7 +90,8 @@ class HeldDrafts(FastForward):
             end = start + self._seconds_of(rows, context, drafts)
             pool.free -= cohort.take_blocks()
             use.count(rows + drafts, pool.held)
-            cohort.count_step()
+            steps += 1
+            contexts += context
             accepted = cohort.draw_rows(rows)
             newest = Step(step.plan, now, start) if overlaps and cohort.leaving else step
             returned = step.end if overlaps else end
@@ -100,6 +101,7 @@ class HeldDrafts(FastForward):
             newest.decided, newest.start, newest.end, newest.context = now, start, end, context
             newest.decode_rows, newest.rows, newest.drafts = rows, rows, drafts
             if cohort.leaving:
+                cohort.count_all(steps, contexts)
                 cohort.drawn, cohort.flight = accepted, newest
                 cohort.in_flight += 1
                 put_in_flight(server, newest)
@@ -111,6 +113,7 @@ class HeldDrafts(FastForward):
             server.tokens_generated += accepted
             loop.now = now = returned
             loop.calls += 1
+        cohort.count_all(steps, contexts)
         return step
 
     def _others_await_end(self) -> bool:

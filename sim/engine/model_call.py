@@ -155,9 +155,7 @@ def _launch_verified(server: Server, cohort: DraftCohort, step: Step) -> None:
                 server.remove_from_prefilling(request)
             step.note_row(cohort.drafts.launch(chunk, server.overlaps, decodes))
     if alone.decode_rows:
-        cohort.count_rows(
-            alone.decode_rows, alone.decode_pairs, alone.draft_tokens, alone.draft_pairs, is_step=not rows
-        )
+        cohort.count_rows(alone.decode_rows, alone.decode_pairs, alone.draft_tokens, alone.draft_pairs, steps=not rows)
     if prompts:
         totals = server.work.start_prompts(rows + alone.decode_rows, step.context + rows + alone.decode_pairs)
         drafts, pairs = cohort.drafts_of(rows, step.context)

@@ -130,7 +130,7 @@ class Transfers:
     def start(self, move: Move, now: float) -> None:
         """Start a copy. Both replicas know when it ends."""
         settings, request = self.settings, move.request
-        size = (request.prompt - request._cached) * settings.token_bytes
+        size = (request.prompt - request.cached) * settings.token_bytes
         seconds = size / settings.bandwidth
         if settings.layers:  # the rest was copied during the prefill
             seconds = max(seconds / settings.layers, seconds - move.copy.prefilling)
@@ -144,7 +144,7 @@ class Transfers:
         self.link_wait_s += begin - now
         self.seconds += begin - now + seconds + settings.latency
         end = begin + seconds + settings.latency
-        self.held_block_s += (end - move.ready) * move.copy._blocks
+        self.held_block_s += (end - move.ready) * move.copy.blocks
         self._free(move, end)
         self.wake(move.prefill)
         self._arrive(move, end)
