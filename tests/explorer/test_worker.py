@@ -53,10 +53,10 @@ def test_a_watched_run_has_the_same_result(shared: list[Any], preset: str) -> No
 
 def test_a_cancelled_run_ends_and_returns_nothing(shared: list[Any]) -> None:
     context, task = context_json({}), Task(0, 0, {**preset_keys("contest-baseline"), "workload": WORKLOAD})
-    record = worker.run_watched(context, task, 1, True)
+    [record] = worker.run_watched(context, [task], 1)
     assert record["requests"] == 40 and max(record["running"]) == 1
     shared[0][1] = 1
-    assert worker.run_watched(context, task, 1, True) == {}
+    assert worker.run_watched(context, [task], 1) == [{}]
     scenario = scenario_from(dict(task.assignment))
     with pytest.raises(worker.Cancelled):
         simulate(scenario, load_trace(scenario), [worker.Watch(1, 40)])
