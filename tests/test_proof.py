@@ -27,6 +27,13 @@ from proof_warm_cache import prompts
 from proof_watermark import predict_watermark
 
 
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run fewer cost models for the intervals, which only the stored table of the proof shows."""
+    for module in ("proof_intervals", "proof_closed", "proof_series"):
+        monkeypatch.setattr(f"{module}.DRAWS", 2)
+
+
 def test_a_set_without_data_is_skipped(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "proof.py"), str(tmp_path), "--only", "prefix"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
