@@ -93,10 +93,12 @@ def test_times_of_one_request(queued: Optional[float], count: int) -> None:
 
 
 def test_a_preemption_is_counted_when_it_happens() -> None:
-    engine = {"num_blocks": 14, "block_size": 8}  # two prompts of 48 tokens fit, their answers do not
+    # Two prompts of 44 tokens fit, their answers do not. They share no text: with the blocks of the other request in
+    # the prefix cache, a preempted one could run again at once.
+    engine = {"num_blocks": 14, "block_size": 8}
     with service(policy={"name": "vllm-v1"}, cost={"base": 0.05}, engine=engine) as served:
-        body = {"prompt": "w " * 48, "max_tokens": 60, "stream": True}
-        clients = [raw(served, post(body, "/v1/completions")) for _ in range(2)]
+        bodies = [{"prompt": f"{word} " * 44, "max_tokens": 60, "stream": True} for word in ("a", "b")]
+        clients = [raw(served, post(body, "/v1/completions")) for body in bodies]
         until = time.monotonic() + 60
         while not (found := metrics(served))["vllm:num_preemptions_total"] and time.monotonic() < until:
             time.sleep(0.02)
