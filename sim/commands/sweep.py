@@ -172,8 +172,8 @@ def finish(result: Result, folder: Path, args: argparse.Namespace) -> int:
     print_warnings_of(result.experiment.tree(0))
     write_summary(result, folder)
     verdict = verdict_of(result)
-    text = lambda: f"{format_result(result, args.top, screen_of(sys.stdout))}\n{verdict.text}"  # noqa: E731
-    print_result(args, lambda: result_json(result), text)
+    table = partial(format_result, result, args.top, screen_of(sys.stdout))
+    print_result(args, lambda: result_json(result), lambda: f"{table()}\n{verdict.text}")
     if (folder / "best.yaml").exists():
         name = {"baseline": "baseline", "capacity": "scenario"}.get(verdict.kind, "winner")
         print_path(args, f"{name}: {folder / 'best.yaml'}")

@@ -55,6 +55,8 @@ def write_report(result: Result, path: Path) -> None:
     latencies = [Latencies(run.role, COLOURS[run.role], run.latencies) for run in runs]
     if isinstance(result, RateSummary):
         notes, content = rate_notes(result), content_over_rates(result)
+        if not result.experiment.subject_to:  # the notes are those of one rate
+            notes[0] = f"at each of {len(result.rates)} rates: {notes[0]}"
     else:
         notes, content = table_notes(result), content_at_one_rate(result, roles)
     write_page(
