@@ -21,6 +21,7 @@ import servesim
 from proof_intervals import DRAWS, NO_LIMITS
 from proof_rows import Row, table
 from servesim.calibrate.imports.cost_tables import import_layers
+from servesim.core import Shape
 from servesim.costs.derivation import Setting, derive_profile, setting_of
 from servesim.costs.device_profile import load_profile, write_profile
 from servesim.costs.parts import MixedPart, PartsCost
@@ -46,6 +47,9 @@ LINK = "exchanges take 20 us and 16 GB/s (the authors' cluster file); requests g
 LOCKSTEP = "the GPUs wait for each other in every layer, which two independent servers do not"
 
 
+LAST_CONTEXT = 1000  # tokens of a long request; 1,000 more are 0.5 % of a step
+
+
 class Series(NamedTuple):
     """A run of the set."""
 
@@ -65,11 +69,11 @@ RUNS = (
     Series("H100/SD", "Llama-3.1-70B", "H100", degree=4, caching=False),
     Series("H100/PDD", "Llama-3.1-70B", "H100", degree=4, caching=False, apart=True),
 )
-APART = {"pools": [{"name": "prefill", "role": "prefill"}, {"name": "decode", "role": "decode"}]}
-TRANSFER = "; copies take 0.38 ms and 146 GB/s, as measured elsewhere; no time of the proxy and the connector"
-CONNECTOR = (
-    "a token takes longer than on the server that computes prompts too (28.1 against 26.7 ms), so the connector, or "
-    "the eager mode of its examples, adds time to each step of the decode server"
+TRANSFER = "; copies take 0.38 ms and 146 GB/s, as measured elsewhere; no time of the proxy"
+CONNECTOR = "; the connector takes as long in each decode step as in the last full second of the run, with one request"
+PROXY = (
+    "the proxy and the client add time before the first token; and the connector may take longer in a step with more "
+    "requests than in the steps with one, from which its time is"
 )
 Figure = tuple[str, float, float, dict[str, float], tuple[Any, Any]]  # quantity, measured, ours, of others, interval
 ABOUT = {"name": "layers", "uncertainty": {"session": MODEL_SPREAD, "ttft": TTFT_SPREAD}}  # as imports have
@@ -87,19 +91,44 @@ def predict_series(data: Path) -> list[Row]:
         tables = folder / "profile" / f"{series.device}-{series.model}-tp{series.degree}" / "layers.csv.gz"
         policy = {**SCHEDULER, **OLD, "enable_prefix_caching": series.caching}
         with tempfile.TemporaryDirectory() as scratch:
-            write_profile(Path(scratch) / "profile", ABOUT, cost_of(series, table(tables)))
+            cost = cost_of(series, table(tables))
+            write_profile(Path(scratch) / "profile", ABOUT, cost)
             cluster: Mapping[str, Any] = {"replicas": series.replicas}
             if series.apart:
-                cluster = {**APART, "transfer": {"token_bytes": kv_bytes(series)}}
+                decode = with_connector(cost, table(folder / "series" / "H100_PDD.csv"))
+                write_profile(Path(scratch) / "decode", ABOUT, decode)
+                cluster = apart(Path(scratch) / "decode", kv_bytes(series))
             run = simulate(table(folder / "workloads" / "dense.csv.gz"), Path(scratch), policy, cluster)
         assumed = SYNCHRONOUS + (ALTERNATE if series.replicas > 1 else TRANSFER if series.apart else "")
         for quantity, measured, predicted, others, interval in (
             *series_figures(folder, series, run),
             *mean_figures(means[series.run], run, rivals),
         ):
-            rows.append(Row(SET, series.run, quantity, measured, predicted, CALIBRATED, others, assumed,
-                            CONNECTOR if series.apart else EAGER, interval))  # fmt: skip
+            known = CALIBRATED + (CONNECTOR if series.apart else "")
+            why = PROXY if series.apart else EAGER
+            rows.append(Row(SET, series.run, quantity, measured, predicted, known, others, assumed, why, interval))
     return rows
+
+
+def apart(decode_profile: Path, token_bytes: int) -> dict[str, Any]:
+    """Return a prefill replica and a decode replica with a profile of its own."""
+    pools = [
+        {"name": "prefill", "role": "prefill"},
+        {"name": "decode", "role": "decode", "profile": str(decode_profile)},
+    ]
+    return {"pools": pools, "transfer": {"token_bytes": token_bytes}}
+
+
+def with_connector(cost: PartsCost, seconds: Sequence[Mapping[str, str]]) -> PartsCost:
+    """Return the costs of a decode replica: the connector makes each step longer by the same time.
+
+    In the last full second of the run, one request is left, and each of its tokens is a step.
+    """
+    tokens = [float(line["measured_tok_s"]) for line in seconds if float(line["measured_tok_s"])]
+    step = 1 / tokens[-2]
+    alone = cost.duration(Shape(decode_rows=1, decode_live=1, context=LAST_CONTEXT))
+    rows = tuple((rows, time + max(0.0, step - alone)) for rows, time in cost.decodes.rows)
+    return replace(cost, decodes=replace(cost.decodes, rows=rows))
 
 
 def kv_bytes(series: Series) -> int:

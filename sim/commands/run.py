@@ -77,7 +77,7 @@ def run_scenario(args: argparse.Namespace) -> int:
         if args.intervals:
             add_intervals_of(run, tree, args, time.perf_counter() - start)
         warnings = run_warnings(scenario, run.profile, trace)
-        run.notes = [*warnings, *source_notes([run.profile])]  # the table prints the latter
+        run.notes = [*warnings, *source_notes(run.profiles)]  # the table prints the latter
         if args.output:  # if this fails, the other files do not appear either
             write_run(run, args.output)
     of_policy = run.server.policy.remark(run.server.view.state)

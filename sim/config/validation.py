@@ -6,7 +6,7 @@ The numbers are in policies/*/__init__.py only; a test compares them with tests/
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -93,6 +93,12 @@ def describe_validation(scenario: Scenario) -> str:
         return text if scenario.proof is None else f"{text}; {describe_proof(scenario, scenario.proof)}"
     except BadInput as bad:
         return f"cannot be loaded now: {bad}"
+
+
+def describe_policies(scenarios: Iterable[Scenario]) -> str:
+    """Return the same for several scenarios, with the name of the policy if there are different ones."""
+    texts = {str(scenario.policy["name"]): describe_validation(scenario) for scenario in scenarios}
+    return "; ".join(texts.values() if len(texts) == 1 else (f"{name}: {text}" for name, text in texts.items()))
 
 
 def describe_proof(scenario: Scenario, file: str) -> str:

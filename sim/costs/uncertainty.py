@@ -42,17 +42,18 @@ class Uncertainty:
     ttft: float = 0.0  # spread of TTFT besides that of the step times
 
     def representatives(self, cost: StepCost, count: int) -> list[StepCost]:
-        """Return `count` cost models that represent the uncertainty: the same ones in every call.
+        """Return `count` cost models that represent the uncertainty: the same ones in every call."""
+        return [self.representative(cost, number, count) for number in range(count)]
+
+    def representative(self, cost: StepCost, number: int, count: int) -> StepCost:
+        """Return one of them.
 
         The factors of sessions are evenly spaced quantiles in a fixed random order, and the stored draws take turns. So
         a few cost models are enough.
         """
-        costs: list[StepCost] = []
-        for number, score in enumerate(normal_scores(count)):
-            drawn = with_parameters(cost, self.draws[number % len(self.draws)]) if self.draws else cost
-            factor = math.exp(score * self.session - self.session**2 / 2)
-            costs.append(ScaledCost(drawn, factor) if factor != 1.0 else drawn)
-        return costs
+        drawn = with_parameters(cost, self.draws[number % len(self.draws)]) if self.draws else cost
+        factor = math.exp(normal_scores(count)[number] * self.session - self.session**2 / 2)
+        return ScaledCost(drawn, factor) if factor != 1.0 else drawn
 
 
 def normal_scores(count: int) -> list[float]:

@@ -13,7 +13,9 @@ expanded, are limited before the values are built.
 
 from __future__ import annotations
 
+import pickle
 import re
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -119,10 +121,7 @@ Reader.add_constructor("tag:yaml.org,2002:float", construct_float)
 def parse(text: str, where: str) -> Any:
     """Parse a YAML text; an error is one line that starts with `where` and the position."""
     try:
-        value = yaml.load(text, Reader)
-        if "\\u" in text or "\\U" in text:
-            check_unicode(value)
-        return value
+        return pickle.loads(parsed(text))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
@@ -130,6 +129,15 @@ def parse(text: str, where: str) -> Any:
         raise BadInput(f"{where}: not valid YAML: {position}{_one_line(message)}") from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise BadInput(f"{where}: not valid YAML: {_one_line(str(error))}") from None
+
+
+@lru_cache(maxsize=32)
+def parsed(text: str) -> bytes:
+    """Return the value of a text, pickled: a profile is read many times, and every reader may change its own copy."""
+    value = yaml.load(text, Reader)
+    if "\\u" in text or "\\U" in text:
+        check_unicode(value)
+    return pickle.dumps(value)
 
 
 def read_yaml(path: PathLike) -> Any:

@@ -23,7 +23,7 @@ from .charts import Latencies, latency_charts, queue_charts, replica_charts, tim
 from .page import MetricFact, ResultCard, Table, exported_server, page_table, setting_chips, write_page
 from .recorded_runs import QUANTILES, RecordedRun
 from .sweep_page import describe_times
-from .trust import CHECK, GOOD, Fact, facts_of_profiles, policy_fact
+from .trust import CHECK, GOOD, Fact, facts_of_scenarios, policy_fact
 
 ROLE = "this run"
 FACTS = ("mean_ttft_ms", "mean_tpot_ms", "output_throughput", "completed", "failed", "preemptions", "prefix_hit_rate")
@@ -79,7 +79,7 @@ def trust(run: RunData) -> list[Fact]:
     kind = "measured on a device or a server" if measured else "simulated"
     if run.scenario is None:
         return [Fact("Times", kind, CHECK)]
-    facts = [Fact("Times", kind)] if measured else facts_of_profiles([run.scenario.profile])
+    facts = [Fact("Times", kind)] if measured else facts_of_scenarios([run.scenario])
     intervals = run.result.get("intervals")
     text = f"intervals of {intervals['draws']} draws" if intervals else "no intervals (sim run --intervals adds them)"
     facts.append(Fact("Calibration uncertainty", text, GOOD if intervals else CHECK))

@@ -14,6 +14,7 @@ from servesim.costs.device_profile import Profile, load_profile
 from servesim.costs.model_config import model_name
 from servesim.costs.profile_verdict import DO_NOT_USE, RANKING, USABLE, verdict_on
 from servesim.runs.notes import sentence
+from servesim.runs.pools import scenarios_of
 from servesim.runs.run_warnings import source_notes
 from servesim.study.experiment import Experiment
 
@@ -34,6 +35,11 @@ class Fact:
 def facts_of_profiles(sources: Iterable[Any]) -> list[Fact]:
     """Return the facts about all profiles, each once."""
     return [fact for source in {str(source): source for source in sources}.values() for fact in profile_facts(source)]
+
+
+def facts_of_scenarios(scenarios: Iterable[Scenario]) -> list[Fact]:
+    """Return the facts about the profiles of all servers of scenarios."""
+    return facts_of_profiles(server.profile for scenario in scenarios for server in scenarios_of(scenario))
 
 
 def profile_facts(source: Any) -> list[Fact]:
@@ -77,7 +83,8 @@ def list_errors(errors: Mapping[str, float]) -> str:
 
 def policy_fact(scenarios: Iterable[Scenario]) -> Fact:
     """Return what the decisions of the policies were compared with."""
-    texts = {str(scenario.policy["name"]): describe_validation(scenario) for scenario in scenarios}
+    servers = [server for scenario in scenarios for server in scenarios_of(scenario)]
+    texts = {str(server.policy["name"]): describe_validation(server) for server in servers}
     recorded = all(text.startswith("recordings") for text in texts.values())
     return Fact(
         "Policy validated", "; ".join(f"{name}: {text}" for name, text in texts.items()), GOOD if recorded else CHECK
@@ -93,4 +100,4 @@ def policy_note(trees: Iterable[Tree]) -> str:
 def sweep_facts(experiment: Experiment, configs: Iterable[int]) -> list[Fact]:
     """Return the panel of a sweep or a search: the profiles and policies of the compared configurations."""
     scenarios = [Scenario.model_validate(experiment.tree(config)) for config in configs]
-    return [*facts_of_profiles(scenario.profile for scenario in scenarios), policy_fact(scenarios)]
+    return [*facts_of_scenarios(scenarios), policy_fact(scenarios)]

@@ -21,7 +21,7 @@ from servesim.study.table import format_count
 from .charts import LATENCY_NAMES
 from .page import MetricFact, ResultCard, Table, page_table, write_page
 from .plots import Chart, Limit, line, metric_rows_layout, plain, points, value_axis, with_limits
-from .trust import CHECK, GOOD, Fact, facts_of_profiles, policy_fact
+from .trust import CHECK, GOOD, Fact, facts_of_scenarios, policy_fact
 
 MAX_DOTS = 3000  # requests per chart and run
 SOURCES = {  # of an error
@@ -60,7 +60,7 @@ def write_verify_report(
 def trust(runs: Sequence[VerifiedRun]) -> list[Fact]:
     """Return the trust panel: profile, decisions, tokens and policy."""
     scenarios = [run.scenario for run in runs if run.scenario is not None]
-    facts = [*facts_of_profiles(scenario.profile for scenario in scenarios), decision_fact(runs)]
+    facts = [*facts_of_scenarios(scenarios), decision_fact(runs)]
     checks = [run.result["token_check"] for run in runs if run.result.get("token_check")]
     if checks:
         equal, checked = (sum(check[key] for check in checks) for key in ("equal", "checked"))

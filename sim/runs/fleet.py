@@ -7,10 +7,10 @@ from typing import Any, Callable, Optional
 
 from servesim.config.cluster import Cluster
 from servesim.config.memory import kv_bytes, model_layers
-from servesim.config.scenario import Scenario, scenario_of_pool
+from servesim.config.scenario import Scenario
 from servesim.core import BadInput, Request
 from servesim.costs.derived import ScaledCost
-from servesim.costs.device_profile import Profile, load_profile
+from servesim.costs.profile import Profile
 from servesim.engine.autoscale import ScaledFleet
 from servesim.engine.fleet import Fleet
 from servesim.engine.kv_move import TransferSettings
@@ -23,6 +23,7 @@ from servesim.engine.transfers import Transfers
 from servesim.routers.simple import RoundRobin
 
 from .build import build_scenario_loop, build_simulation
+from .pools import PoolServer, servers_of
 
 TextOf = Callable[[Request], str]  # the prompt of a request
 
@@ -35,17 +36,15 @@ def build_fleet(
     if scenario.engine.data_parallel_size > 1:
         return build_ranks(scenario, cluster, requests, observers, profile, text_of)
     clocks: list[SimulatedClock] = []
-    servers: list[tuple[Scenario, Profile]] = []
-    for pool in cluster.all_pools:
-        server = scenario_of_pool(scenario, pool)
-        of_pool = profile if pool.profile is None else load_profile(server.profile)
-        servers += [(server, of_pool)] * pool.size
+    pools = servers_of(scenario, profile)
+    servers = [pool for pool in pools for _ in range(pool.replicas)]
     names, changes = cluster.names, cluster.changes()
     router = cluster.make_router() if cluster.size > 1 or changes is not None else RoundRobin()  # one has no choice
 
     def build(number: int) -> Loop:
         """Return a new loop of a replica."""
-        loop, clock = build_simulation(servers[number][0], [], observers, fast_forward, servers[number][1], number)
+        server = servers[number]
+        loop, clock = build_simulation(server.scenario, [], observers, fast_forward, server.profile, number)
         loop.server.name = names[number] if names else ""
         clocks.append(clock)
         return loop
@@ -55,7 +54,7 @@ def build_fleet(
     texts, seed = RouterTexts(text_of), scenario.seed
     transfers, decode = None, None
     if cluster.is_apart:
-        transfers = build_transfers(scenario, cluster, replicas, cluster.decodes)
+        transfers = build_transfers(pools, cluster, replicas)
         decode = cluster.make_decode_router(), cluster.decodes
     if changes is None:
         return Fleet(replicas, router, requests, texts, seed, staleness, transfers, decode), clocks
@@ -85,12 +84,10 @@ def build_ranks(
     return fleet, [clock]
 
 
-def build_transfers(
-    scenario: Scenario, cluster: Cluster, replicas: Sequence[Replica], decodes: Sequence[int]
-) -> Transfers:
+def build_transfers(servers: Sequence[PoolServer], cluster: Cluster, replicas: Sequence[Replica]) -> Transfers:
     """Return the copies of KV between the pools of a cluster, as its settings and the engine of its decode pool say."""
-    pools = [scenario_of_pool(scenario, pool) for pool in cluster.pools if pool.role == "prefill"]
-    keys, rules = cluster.transfer, replicas[decodes[0]].server.rules
+    pools = [server.scenario for server in servers if server.role == "prefill"]
+    keys, rules, decodes = cluster.transfer, replicas[cluster.decodes[0]].server.rules, cluster.decodes
     token_bytes = keys.token_bytes or max(kv_bytes(pool.engine.model, pool.profile) for pool in pools)
     loads_first = rules.loads_first or keys.layerwise
     if loads_first and keys.choose == "prefill_first":

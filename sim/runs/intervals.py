@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
 from servesim.config.scenario import Scenario
@@ -23,6 +24,7 @@ from servesim.traces.trace import Trace
 
 from .metric_table import digits_of, metrics_in, unit_of
 from .notes import note
+from .pools import profiles_of
 from .saturation import Load, load_of
 from .simulate import Run, load_trace, simulate
 
@@ -47,6 +49,45 @@ class Draw(NamedTuple):
 def draws_of(profile: Profile, count: int) -> list[Draw]:
     """Return the draws that predict a measured run: with the noise of steps if the profile has it."""
     return [Draw(number, count, bool(profile.about.get("noise"))) for number in range(count)]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The standard deviations of step times that intervals have; with several profiles, the largest ones."""
+
+    fit: bool  # whether draws have the uncertainty of the fit
+    session: float  # between sessions; the draws have it
+    misfit: float
+    outside: float
+    overlap: float
+    ttft: float  # of TTFT alone
+    wider: float  # factor from the spread of the draws to that of all of these
+
+    @classmethod
+    def of(cls, run: Run, profiles: Sequence[Profile]) -> Spread:
+        """Return the spread of a run whose servers have these profiles."""
+        outside, wider = RANGE_SPREAD * run.distance_outside, 1.0
+        measured = run.server.overlaps and any("backend" in profile.about for profile in profiles)
+        overlap = OVERLAP_SPREAD if measured else 0.0  # measured one by one
+        for profile in profiles:
+            session = profile.uncertainty.session
+            if session:
+                wider = max(wider, math.hypot(session, profile.misfit, outside, overlap) / session)
+        return cls(
+            any(profile.uncertainty.draws for profile in profiles),
+            max(profile.uncertainty.session for profile in profiles),
+            max(profile.misfit for profile in profiles), outside, overlap,
+            max(profile.uncertainty.ttft for profile in profiles), wider,
+        )  # fmt: skip
+
+    @property
+    def total(self) -> float:
+        """The standard deviation of all of these."""
+        return math.hypot(self.session, self.misfit, self.outside, self.overlap)
+
+    def as_result(self) -> dict[str, Any]:
+        """Return the values under the keys of result.json."""
+        return {name: getattr(self, name) for name in ("fit", "session", "ttft", "misfit", "outside", "overlap")}
 
 
 def simulate_draws(
@@ -74,32 +115,24 @@ def intervals_of(
     """
     complete, metrics = [draw for draw in draws if not draw.get("stuck")], {}
     result = run.result() if figures is None else figures
-    uncertainty, outside = profile.uncertainty, RANGE_SPREAD * run.distance_outside
-    overlap = OVERLAP_SPREAD if run.server.overlaps and "backend" in profile.about else 0.0  # measured one by one
-    spread = math.hypot(uncertainty.session, profile.misfit, outside, overlap)
-    wider = spread / uncertainty.session if uncertainty.session else 1.0
-    load = load_of(run, profile, spread)
+    spread = Spread.of(run, profiles_of(run.scenario, profile))
+    load = load_of(run, profile, spread.total)
     for name in metrics_in("intervals") if figures is None else figures:
         values = [draw[name] for draw in complete if draw.get(name) is not None]
         if result.get(name) is None or not 1 < len(values) == len(complete):
             continue
-        own = uncertainty.ttft if "ttft" in name.lower() else 0.0
+        own = spread.ttft if "ttft" in name.lower() else 0.0
         if name == "preemptions" and result[name]:
             own = result[name] ** -0.5  # a count of random events
-        low, high = prediction_interval(result[name], values, CONFIDENCE, wider, own)
+        low, high = prediction_interval(result[name], values, CONFIDENCE, spread.wider, own)
         if not (load is not None and load.is_near and "ttft" in name.lower() and high > USELESS * low):
             metrics[name] = [low, high]
     return {
         "draws": len(draws),
         "stuck": len(draws) - len(complete),
         "confidence": CONFIDENCE,
-        "fit": bool(uncertainty.draws),
-        "session": uncertainty.session,
-        "ttft": uncertainty.ttft,
+        **spread.as_result(),
         "noise": bool(profile.about.get("noise")),
-        "misfit": profile.misfit,
-        "outside": outside,
-        "overlap": overlap,
         "load": None if load is None else load._asdict(),
         "metrics": metrics,
     }

@@ -20,6 +20,7 @@ from servesim.engine.work_totals import KindTotals
 
 from .build import add_drafter
 from .metrics import Metrics
+from .pools import profile_for
 from .replicas import Replicas
 from .request_rows import sum_in_order
 from .steady_state import is_saturated
@@ -119,7 +120,8 @@ def slowdown(run: Run) -> float:
     if drafts:  # a step returns several tokens
         drafts, tokens = round(drafts / rows), max(1.0, (measures.outputs - len(measures.done)) / rows)
     step = Shape(decode_rows=1, decode_live=1, context=context, drafts=drafts)
-    alone = add_drafter(run.profile.cost, run.scenario, run.profile).duration(step) / tokens
+    profile = profile_for(run.scenario, run.profile, "decode")
+    alone = add_drafter(profile.cost, run.scenario, profile).duration(step) / tokens
     return float(measures.tpot.mean()) / alone if alone > 0 else 1.0
 
 
@@ -135,7 +137,8 @@ def larger_steps_help(run: Run, prompts: bool) -> bool:
     steps = float(work.steps)
     if prompts and budget is not None:
         steps = min(steps, work.tokens / budget)  # as if every step used the whole budget
-    once, twice = (run.profile.cost.seconds(mean_shape(work, steps / factor)) for factor in (1, 2))
+    cost = profile_for(run.scenario, run.profile, "prefill" if prompts else "decode").cost
+    once, twice = (cost.seconds(mean_shape(work, steps / factor)) for factor in (1, 2))
     return twice < PROPORTIONAL * 2 * once
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
-from servesim.config.scenario import Scenario, scenario_of_pool
-from servesim.costs.device_profile import Profile, load_profile
+from servesim.config.scenario import Scenario
+from servesim.costs.profile import Profile
+
+from .pools import servers_of
 
 MILLION = 1_000_000
 SECONDS_PER_HOUR = 3600
@@ -25,13 +27,12 @@ def price_per_second(scenario: Scenario, profile: Profile, there: Sequence[float
     total, first, cluster = 0.0, 0, scenario.fleet
     if cluster is None:
         return None
-    for pool in cluster.all_pools:
+    for pool, server in zip(cluster.all_pools, servers_of(scenario, profile)):
         price = cluster.price_per_hour if pool.price_per_hour is None else pool.price_per_hour
         if price is None:
             return None
-        server = scenario_of_pool(scenario, pool)
-        own = profile if pool.profile is None else load_profile(server.profile)
-        devices = int(own.about.get("tensor_parallel") or 1) * int(server.policy.get("pipeline_parallel_size", 1))
+        stages = int(server.scenario.policy.get("pipeline_parallel_size", 1))
+        devices = int(server.profile.about.get("tensor_parallel") or 1) * stages
         total += sum(there[first : first + pool.size]) * devices * price / SECONDS_PER_HOUR
         first += pool.size
     return total

@@ -20,13 +20,26 @@ from servesim.traces.reuse import seen_blocks
 from servesim.traces.trace import Trace, has_field
 
 from .notes import Note, note
+from .pools import profiles_of, servers_of
 from .simulate import load_trace
 
 FIXED_BLOCKS = ("llm-serving",)  # policies of engines that do not compute the number of blocks from the memory
 
 
 def run_warnings(scenario: Scenario, profile: Profile, trace: Optional[Trace]) -> list[Note]:
-    """Return the warnings of a scenario. The trace is not read if it is None."""
+    """Return the warnings of a scenario, of all servers of a cluster. The trace is not read if it is None."""
+    servers = servers_of(scenario, profile)
+    return distinct(found for server in servers for found in server_warnings(server.scenario, server.profile, trace))
+
+
+def distinct(notes: Iterable[Note]) -> list[Note]:
+    """Return notes without repetitions, in their order."""
+    found = list(notes)
+    return [each for k, each in enumerate(found) if each not in found[:k]]
+
+
+def server_warnings(scenario: Scenario, profile: Profile, trace: Optional[Trace]) -> list[Note]:
+    """Return the warnings of one server."""
     found = [warn_refused(scenario), warn_default_blocks(scenario, profile), warn_bad_profile(profile)]
     found += [warn_not_simulated(scenario), warn_no_drafting(scenario, profile)]
     if trace is not None:
@@ -41,7 +54,7 @@ def run_warnings(scenario: Scenario, profile: Profile, trace: Optional[Trace]) -
 
 def run_notes(scenario: Scenario, profile: Profile, trace: Trace) -> list[Note]:
     """Return the warnings of a scenario, and what to know about its profile."""
-    return [*run_warnings(scenario, profile, trace), *source_notes([profile])]
+    return [*run_warnings(scenario, profile, trace), *source_notes(profiles_of(scenario, profile))]
 
 
 def scenario_warnings(tree: Tree) -> list[Note]:
@@ -66,7 +79,7 @@ def source_notes(profiles: Iterable[Any]) -> list[Note]:
             notes.append(note("derived profile", profile=profile.name, how=profile.about.get("how")))
         elif profile.about.get("backend") == "torch":
             notes.append(note("own backend", profile=profile.name))
-    return [found for k, found in enumerate(notes) if found not in notes[:k]]
+    return distinct(notes)
 
 
 def warn_refused(scenario: Scenario) -> Optional[Note]:

@@ -9,7 +9,7 @@ from typing import Any, Optional, Union
 
 import numpy as np
 from servesim.config.memory import host_copy_times
-from servesim.config.scenario import Scenario, scenario_of_pool
+from servesim.config.scenario import Scenario
 from servesim.config.user_code import class_line, user_errors
 from servesim.core import BadInput, BlockPool, ClientRequest, Policy, PolicyError, Request, Shape, StepCost, Stuck
 from servesim.costs.device_profile import Profile, load_profile
@@ -32,6 +32,7 @@ from .fleet import TextOf, build_fleet
 from .limit import limit_of
 from .metrics import Metrics
 from .notes import Note
+from .pools import profile_for, profiles_of, servers_of
 from .prices import costs_per_million, price_per_second
 from .replicas import Replicas, replicas_of
 from .run_requests import RunRequests
@@ -93,7 +94,8 @@ class Run:
         cache = self.cache or self.server.prefix_cache
         if cache is None or not cache.stats.requests:
             return {}
-        metrics = {**cache.stats.metrics(), "saved_prefill_s": saved_prefill_seconds(self.profile.cost, self.ran)}
+        cost = profile_for(self.scenario, self.profile, "prefill").cost
+        metrics = {**cache.stats.metrics(), "saved_prefill_s": saved_prefill_seconds(cost, self.ran)}
         if cache.host is not None:
             step, block = host_copy_times(self.scenario.engine, self.scenario.profile)
             copied = cache.host.copied_blocks
@@ -110,8 +112,13 @@ class Run:
     @property
     def about(self) -> Mapping[str, Any]:
         """Description of the device and the model, as in a profile; empty if the pools of a cluster differ in it."""
-        cluster = self.scenario.cluster
-        return {} if cluster is not None and any(pool.profile for pool in cluster.pools) else self.profile.about
+        profiles = self.profiles
+        return profiles[0].about if len(profiles) == 1 else {}
+
+    @property
+    def profiles(self) -> list[Profile]:
+        """The different profiles of the servers."""
+        return profiles_of(self.scenario, self.profile)
 
     @property
     def energy(self) -> Optional[float]:
@@ -315,17 +322,16 @@ def outside_profiles(
     scenario: Scenario, profile: Profile, servers: Servers, clocks: Sequence[SimulatedClock]
 ) -> tuple[list[str], float]:
     """Return which sizes of steps the profile of a server was not measured for, and how far outside they are."""
-    pools = [] if scenario.cluster is None else scenario.cluster.pools
-    if not (isinstance(servers, Fleet) and any(pool.profile for pool in pools)):
-        return outside_profile(scenario, profile, clocks)
+    pools = servers_of(scenario, profile)
+    if not (isinstance(servers, Fleet) and len(profiles_of(scenario, profile)) > 1):
+        return outside_profile(scenario, pools[0].profile, clocks)
     texts: list[str] = []
     first, distance = 0, 0.0
     for pool in pools:
-        own = profile if pool.profile is None else load_profile(scenario_of_pool(scenario, pool).profile)
-        loops = [loop for replica in servers.replicas[first : first + pool.size] for loop in replica.loops]
+        loops = [loop for replica in servers.replicas[first : first + pool.replicas] for loop in replica.loops]
         of_pool = [loop.clock for loop in loops if isinstance(loop.clock, SimulatedClock)]
-        found, far = outside_profile(scenario, own, of_pool)
-        first, distance = first + pool.size, max(distance, far)
+        found, far = outside_profile(pool.scenario, pool.profile, of_pool)
+        first, distance = first + pool.replicas, max(distance, far)
         texts += [f"{pool.name}: {text}" for text in found]
     return texts, distance
 

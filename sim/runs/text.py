@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from servesim.config.validation import describe_validation
+from servesim.config.validation import describe_policies
 
 from .intervals import describe_intervals, format_interval
 from .leading import leading_metrics
 from .metric_table import format_quantity, metric_title, metrics_in, percentile_name, unit_of
 from .notes import note
+from .pools import scenarios_of
 from .prices import COSTS
 from .replicas import replica_lines
 from .request_rows import STATES
@@ -52,13 +53,13 @@ def show_run(run: Run, percentiles: Sequence[float] = SHOWN_PERCENTILES) -> str:
                 lines.append(line(metric_title(name), format_interval(name, result[name], *limits[name])))
     lines += ["=" * WIDTH, *filter(None, [leading_line(leading, result), result.get("limit_text")])]
     if run.intervals is not None:
-        lines += describe_intervals(run.intervals, run.profile.name)
+        lines += describe_intervals(run.intervals, names(profile.name for profile in run.profiles))
     elif load := estimated_load(run):
         lines.append(load.describe_estimate())
     if run.outside_profile:
         lines.append(note("outside range", sizes="; ".join(run.outside_profile)).text)
-    lines += [f"note: {found.text}" for found in source_notes([run.profile])]
-    lines.append(f"policy validated against: {describe_validation(run.scenario)}")
+    lines += [f"note: {found.text}" for found in source_notes(run.profiles)]
+    lines.append(f"policy validated against: {describe_policies(scenarios_of(run.scenario))}")
     if run.stuck:
         lines.append(str(run.stuck))
     return "\n".join(lines)
@@ -176,11 +177,16 @@ def percentages(row: Mapping[str, Any]) -> str:
     return f"{100 * row['mfu']:.2f} / {100 * row['mbu']:.2f}"
 
 
+def names(values: Iterable[str]) -> str:
+    """Return the different ones of these names."""
+    return ", ".join(dict.fromkeys(values))
+
+
 def simulator_metrics(run: Run, result: Mapping[str, Any]) -> list[str]:
     """Return metrics that a client cannot see."""
     lines = [
-        line("Policy:", run.scenario.policy["name"]),
-        line("Profile:", run.profile.name),
+        line("Policy:", names(own.policy["name"] for own in scenarios_of(run.scenario))),
+        line("Profile:", names(profile.name for profile in run.profiles)),
         line("Model calls:", run.calls),
         line("Time in model calls (%):", 100 * run.busy_seconds / run.end if run.end > 0 else 0.0),
         line("Preemptions:", result["preemptions"]),

@@ -144,3 +144,10 @@ def test_a_file_over_the_size_limit_is_refused(tmp_path: Path) -> None:
 
 def test_useful_aliases_and_hexadecimal_numbers_are_read() -> None:
     assert parse("a: &a [1, 2]\nb: [*a, *a]\nc: 0xFFFFFFFF", "x")["b"] == [[1, 2], [1, 2]]
+
+
+def test_a_reader_may_change_what_it_has_read() -> None:
+    """A text is parsed once per process."""
+    first = parse("a: [1, 2]", "file")
+    first["a"].append(3)
+    assert parse("a: [1, 2]", "file") == {"a": [1, 2]}

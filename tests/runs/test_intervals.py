@@ -302,3 +302,27 @@ def test_intervals_with_steps_in_flight_include_the_error_of_the_overlap() -> No
         low, high = found["metrics"]["mean_tpot_ms"]
         widths[asynchronous] = (high - low) / run.result()["mean_tpot_ms"]
     assert widths[True] > 1.2 * widths[False]
+
+
+def test_intervals_of_a_cluster_have_the_spread_of_the_profiles_of_its_pools() -> None:
+    """The profile of the scenario, which no pool uses, has another spread."""
+    costs = {"linear": {"prefill": 0.02, "prefill_token": 1e-4, "decode_step": 0.02, "decode_row": 5e-4}}
+    pools = [{"name": name, "role": name, "profile": "h200-llama2-7b"} for name in ("prefill", "decode")]
+    lengths = {"kind": "fixed", "prompt": 16, "output": 50}
+    workload = {"requests": 32, "arrivals": {"kind": "burst"}, "lengths": lengths}
+    cluster = {"pools": pools, "transfer": {"token_bytes": 1000, "latency": 0}}
+    common = {"workload": workload, "policy": {"name": "vllm-v1", "async_scheduling": False}}
+    apart = scenario_from({**common, "profile": {"name": "unused", "cost": costs}, "cluster": cluster})
+    used, unused = load_profile("h200-llama2-7b"), profile_of(uncertainty={"session": 0.0})
+    run = simulate(apart, profile=unused)
+    assert [profile.name for profile in run.profiles] == [used.name]
+    draws = simulate_draws(apart, unused)
+    assert len({draw["mean_tpot_ms"] for draw in draws}) == len(draws)
+    found = intervals_of(run, draws, unused)
+    one = scenario_from({**common, "profile": "h200-llama2-7b"})
+    alone = intervals_of(simulate(one, profile=used), simulate_draws(one, used), used)
+    assert {key: found[key] for key in ("fit", "session", "ttft", "misfit")} == {
+        key: alone[key] for key in ("fit", "session", "ttft", "misfit")
+    }
+    widths = [math.log(high / low) for low, high in (each["metrics"]["mean_tpot_ms"] for each in (found, alone))]
+    assert widths[0] == pytest.approx(widths[1], rel=0.2)

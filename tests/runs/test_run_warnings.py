@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from servesim.config.scenario import Scenario, scenario_from
 from servesim.costs.device_profile import load_profile
 from servesim.runs.notes import Note, sentence
 from servesim.runs.run_warnings import run_warnings, warn_default_blocks, warn_unused_prefixes
-from servesim.runs.simulate import load_trace
+from servesim.runs.simulate import load_trace, simulate
+from servesim.runs.text import show_run
 
 from ..commands.running import run_sim
 
@@ -116,3 +118,21 @@ def test_lengths_without_contents_on_a_prefix_cache_are_a_warning(
             "--set", "policy.enable_prefix_caching=false",
         )  # fmt: skip
         assert off.code == 0 and off.error == ""
+
+
+def test_a_run_of_pools_names_their_profiles_and_policies_and_warns_about_each() -> None:
+    """The profile of the scenario is that of no pool."""
+    pools = [
+        {"name": "old", "profile": "h200-llama2-7b", "policy": "vllm"},
+        {"name": "new", "profile": "h200-llama3.1-8b"},
+    ]
+    clustered = scenario_from(
+        {"workload": WORKLOAD, "policy": "vllm-v1", "profile": {"base": 0.1}, "cluster": {"pools": pools}}
+    )
+    run = simulate(clustered)
+    text = show_run(run)
+    assert re.search(r"^Policy: +vllm, vllm-v1$", text, re.M)
+    assert re.search(r"^Profile: +h200-llama2-7b, h200-llama3.1-8b$", text, re.M)
+    assert re.search(r"^policy validated against: vllm: recordings.*; vllm-v1: recordings", text, re.M)
+    blocks = [found.text for found in run_warnings(clustered, run.profile, None) if "num_blocks" in found.text]
+    assert len(blocks) == 2 and len(set(blocks)) == 2
