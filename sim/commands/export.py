@@ -18,7 +18,7 @@ def register(commands: Any) -> None:
     )  # fmt: skip
     options.add(export, {"FILE=scenario": "scenario file, or the folder of a run or of a sweep"})
     options.add(export, {f"--to {{{','.join(options.SERVERS)}}}": "the server"}, required=True)
-    options.add(export, {"--model NAME": "model that the server loads (default: MODEL)"}, default="MODEL")
+    options.add(export, {"--model NAME": "model that the server loads (default: that of the profile, if it names one)"})
     options.add(export, {**options.SETTING, "-o, --output FILE": "file to write (default: standard output)"})
     export.set_defaults(run=run_export)
 

@@ -6,7 +6,7 @@ import argparse
 from itertools import count
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 from servesim.core import BadInput
 
@@ -60,7 +60,8 @@ def print_answer(args: argparse.Namespace) -> int:
     """Run the sweeps and print the answer; return 1 if no setting meets the limits."""
     from servesim.config.cluster import make_router
     from servesim.config.export import export_scenario
-    from servesim.costs.public_models import alias_note
+    from servesim.config.exported import MODEL
+    from servesim.costs.public_models import alias_note, hub_name
     from servesim.files.write import write_text
     from servesim.study.draft_question import parse_drafts
     from servesim.study.executor import open_executor
@@ -80,7 +81,7 @@ def print_answer(args: argparse.Namespace) -> int:
     with open_executor("local", args.jobs) as executor, Progress("recommend", args.quiet) as progress:
         answer = recommend(question, folder, executor, progress)
     print_warnings_of(question.base)
-    model = served_model(args.named_model)
+    model = hub_name(args.named_model) if args.named_model else MODEL
     exported = export_scenario(answer.scenario, EXPORTED.get(args.engine, args.engine), model)
     router = "" if answer.fleet is None else start_router(answer.fleet, model, args.engine)
     write_text(folder / exported.file_name, exported.text)
@@ -89,7 +90,7 @@ def print_answer(args: argparse.Namespace) -> int:
         print_json({**answer_json(answer, exported.text, router), "folder": str(folder)})
     else:
         short = exported.text if exported.has_comments else fill(" ".join(exported.text.split()), 120)
-        print(answer_text(answer, short, next_command(args, folder), router))
+        print(answer_text(answer, short, next_command(args, folder, model), router))
         print(f"Files: {folder}: scenario.yaml (defaults), best.yaml; `sim sweep` repeats {reports}")
     return 0 if answer.holds else 1
 
@@ -113,14 +114,6 @@ def write_reports(folder: Path) -> str:
     for name in names:
         write_report(load_result(folder / name), folder / name / "report.html")
     return ", ".join(f"{name}.yaml ({name}/report.html)" for name in names)
-
-
-def served_model(name: Optional[str]) -> str:
-    """Return the model that a server loads: a known name as on Hugging Face, otherwise as it is given."""
-    from servesim.costs.public_models import HUB, plain_name
-
-    known = {plain_name(short): full for short, full in HUB.items()}
-    return "MODEL" if name is None else name if "/" in name else known.get(plain_name(name), name)
 
 
 def profile_key(args: argparse.Namespace) -> dict[str, Any]:
@@ -149,10 +142,10 @@ def load_key(args: argparse.Namespace) -> dict[str, Any]:
     return {"workload": workload(args.rate, args.prompt, args.output, args.system_prompt)}
 
 
-def next_command(args: argparse.Namespace, folder: Path) -> str:
+def next_command(args: argparse.Namespace, folder: Path, model: str) -> str:
     """Return what to do next: replace derived step times by measured ones."""
     if args.profile:
         return f"sim replay {folder}/best.yaml --url http://HOST:PORT measures the settings on the server"
     if args.engine == "vllm":
-        return f"sim calibrate vllm -o my-server -- {served_model(args.named_model)} {REPLACES}"
+        return f"sim calibrate vllm -o my-server -- {model} {REPLACES}"
     return f"sim calibrate endpoint --url http://HOST:PORT -o my-server {REPLACES}"

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from typing import Any, Optional
 
 from servesim.core import BadInput
+from servesim.costs.named_profile import is_named
+from servesim.costs.public_models import hub_name
 from servesim.files.read import show_path
 from servesim.policies import FAMILIES
 
@@ -44,16 +47,25 @@ def exporter_of(scenario: Scenario, target: str) -> Exporter:
     return exporters[name]
 
 
-def export_scenario(scenario: Scenario, target: str, model: str = MODEL) -> Exported:
-    """Return the settings of a server that runs a scenario; raise BadInput if the server does not start with them."""
-    exported = exporter_of(scenario, target)(scenario, model)
+def served_model(profile: Any) -> str:
+    """Return the model of a profile by names, as on Hugging Face; MODEL if it names none."""
+    name = profile.get("model") if is_named(profile) else None
+    return hub_name(name) if isinstance(name, str) else MODEL
+
+
+def export_scenario(scenario: Scenario, target: str, model: Optional[str] = None) -> Exported:
+    """Return the settings of a server that runs a scenario; raise BadInput if the server does not start with them.
+
+    `model`: the name or the folder that the server loads (default: that of a profile by names).
+    """
+    exported = exporter_of(scenario, target)(scenario, model or served_model(scenario.profile))
     refusals = refusals_of(scenario)
     if refusals:
         raise BadInput(f"{exported.server} does not start with these settings: {'; '.join(refusals)}")
     return exported
 
 
-def export_text(tree: Tree, target: str, model: str, source: str) -> str:
+def export_text(tree: Tree, target: str, model: Optional[str], source: str) -> str:
     """Return the command or the configuration file of a server as text; `source` names where it comes from."""
     if target not in TARGETS:
         raise BadInput(f"server {target!r}: expected one of {', '.join(TARGETS)}")

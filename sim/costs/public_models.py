@@ -61,6 +61,12 @@ def plain_name(name: str) -> str:
     return plain[4:] if plain.startswith("meta") else plain
 
 
+def hub_name(name: str) -> str:
+    """Return the name of a model as on Hugging Face; one that is not known, or has an organisation, as it is."""
+    known = {plain_name(short): full for short, full in HUB.items()}
+    return name if "/" in name else known.get(plain_name(name), name)
+
+
 def find_model(name: str, where: str = "model") -> Model:
     """Return the public model with this name; organisation, capitals and what follows the size do not matter."""
     plain = plain_name(name)

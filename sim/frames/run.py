@@ -69,7 +69,7 @@ class Result:
         changed = {name: both[name] - both[f"{name}_other"] for name in ("ttft", "tpot", "e2el")}
         return both[["arrival", "prompt", "output"]].assign(**changed)
 
-    def export(self, to: str, model: str = "MODEL") -> str:
+    def export(self, to: str, model: Optional[str] = None) -> str:
         """Return the command or the configuration of a real server: vllm, sglang, mindie or llm-serving."""
         if not self.scenario:
             raise BadInput("export: the folder of this run has no scenario")

@@ -75,7 +75,7 @@ class StudyResult(Generic[S]):
             raise BadInput(f"configuration {number}: expected a number from 0 to {len(experiment.configs) - 1}")
         return number
 
-    def export(self, to: str, config: Optional[int] = None, model: str = "MODEL") -> str:
+    def export(self, to: str, config: Optional[int] = None, model: Optional[str] = None) -> str:
         """Return a configuration (default: the winner) as command or file of vllm, sglang, mindie or llm-serving."""
         tree = self.summary.experiment.tree(self._config(config))
         return export_text(tree, to, model, self.summary.experiment.name)

@@ -485,3 +485,10 @@ def test_drafts_of_a_recorded_server_stay_until_they_change(tmp_path: Path) -> N
 def test_sglang_without_a_block_size_has_pages_of_one_token() -> None:
     exported = export_scenario(scenario_from({"workload": WORKLOAD, "policy": {"name": "sglang"}}), "sglang")
     assert "--page-size 1 " in exported.text and "--max-total-tokens 16384" in exported.text
+
+
+def test_the_server_loads_the_model_that_the_profile_names() -> None:
+    named = scenario_from({"policy": "vllm-v1", "profile": {"model": "llama-3.1-8b", "device": "H100"}})
+    assert export_scenario(named, "vllm").text.split()[2] == "meta-llama/Llama-3.1-8B-Instruct"
+    assert export_scenario(named, "vllm", "org/model").text.split()[2] == "org/model"
+    assert export_scenario(scenario("vllm-v1", num_blocks=900), "vllm").text.split()[2] == "MODEL"
