@@ -14,6 +14,7 @@ from dataclasses import astuple
 from functools import partial
 from typing import Any, Callable, Optional
 
+from servesim.calibrate.client.prompts import Prompts
 from servesim.calibrate.device.backend import Backend
 from servesim.calibrate.device.counters import DeviceSampler, counters_to_json
 from servesim.calibrate.probe.host_overhead import fit_overhead, overhead_samples
@@ -28,7 +29,7 @@ from .block_tables import BlockTables
 from .driver import LiveClock, LiveDriver, make_clock
 from .recorded_answers import AnswerRecord, check_answers
 from .request_json import requests_from_json
-from .token_history import PromptMaker, TokenHistory, prompt_maker
+from .token_history import PromptMaker, TokenHistory
 
 Emit = Callable[[Any], None]
 
@@ -48,8 +49,7 @@ def replay(
     about = backend.describe()
     check_fits(requests, args["engine"], about, args["context"])
     notes = InMemoryLog()
-    make_prompt = prompt_maker(args.get("seed", 0), args["vocab"])
-    prompts = {request: make_prompt(request) for request in requests}
+    prompts = make_prompts(requests, args.get("seed", 0), args["vocab"])
     observers = (notes,) if args.get("decisions", True) else ()
     clock = make_clock(args.get("pace")) if clock is None else clock
     monitor = run_monitor(emit, args)
@@ -83,6 +83,12 @@ def replay(
         "decisions": notes.rows,
         "token_check": recorded and check_answers(backend, recorded, emit, lambda: stop_asked(args)),
     }
+
+
+def make_prompts(requests: Sequence[Request], seed: int, vocab: int) -> dict[Request, list[int]]:
+    """Return the prompts of a run. They are made before it: that would be measured as host time."""
+    prompts = Prompts(str(seed), vocab)
+    return {request: prompts.token_ids(request) for request in requests}
 
 
 def run_result(live: LiveDriver, requests: Sequence[Request]) -> dict[str, Any]:
@@ -148,8 +154,7 @@ def warm_up(backend: Backend, args: Mapping[str, Any], requests: Sequence[Reques
             )
             for length, r in zip(lengths, requests)
         ]
-        make_prompt = prompt_maker(0, args["vocab"])
-        prompts = {request: make_prompt(request) for request in burst}
+        prompts = make_prompts(burst, 0, args["vocab"])
         live = LiveDriver(
             args["policy"], engine, burst, backend, prompts.pop, None, (InMemoryLog(),), lambda _: stop_asked(args)
         )

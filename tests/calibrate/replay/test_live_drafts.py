@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, Optional
 
 import pytest
+from servesim.calibrate.client.prompts import Prompts
 from servesim.calibrate.device.backend import MODELS, Backend, Row
 from servesim.calibrate.device.fake import FakeBackend
 from servesim.calibrate.live.block_tables import BlockTables
 from servesim.calibrate.live.driver import LiveDriver
 from servesim.calibrate.live.live_drafts import look_up
 from servesim.calibrate.live.setup import FAKE_MODEL, DeviceSession
-from servesim.calibrate.live.token_history import PromptMaker, TokenHistory, prompt_maker
+from servesim.calibrate.live.token_history import PromptMaker, TokenHistory
 from servesim.calibrate.replay.replay import replay_on_backend, replay_requests
 from servesim.cli import main
 from servesim.config.scenario import scenario_from
@@ -66,7 +67,7 @@ def run_live(
     chances = (5, 0.7, [], 9, 0.8 if policy.get("speculative_method") == "ngram" else 1.0)
     clock = VirtualClock(LinearCost(base=0.01, prefill_token=1e-4))
     live = LiveDriver(
-        fields, {**ENGINE, "chances": chances}, requests, backend, prompt_maker(0, vocab), clock, (), None, make
+        fields, {**ENGINE, "chances": chances}, requests, backend, Prompts("0", vocab).token_ids, clock, (), None, make
     )
     live.loop.check_every_step = True
     live.run()
