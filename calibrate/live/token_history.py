@@ -30,8 +30,7 @@ class TokenHistory:
     Steps in flight: the newest token of a request may be unknown. Its row then names the row that generates it.
     """
 
-    def __init__(self, tables: BlockTables, make_prompt: PromptMaker) -> None:
-        self.tables = tables
+    def __init__(self, make_prompt: PromptMaker) -> None:
         self.make_prompt = make_prompt
         self.tokens: dict[Request, array[int]] = {}
         self.answer_tokens: dict[Hashable, array[int]] = {}  # of finished requests, by name
@@ -40,9 +39,9 @@ class TokenHistory:
         self.row_requests: list[Optional[Request]] = []
         self.drafts: Optional[LiveDrafts] = None
 
-    def rows(self, server: Server, step: Step) -> list[Row]:
+    def rows(self, server: Server, step: Step, blocks: BlockTables) -> list[Row]:
         """Return the rows of a step. Call it after the step starts and before it ends."""
-        tables, history = self.tables.tables, self.tokens
+        tables, history = blocks.tables, self.tokens
         unknown = {r: -1 - row for row, r in enumerate(self.in_flight[-1])} if self.in_flight else {}
         rows: list[Row] = []
         row_requests: list[Optional[Request]] = []
@@ -71,7 +70,7 @@ class TokenHistory:
             row_requests = [*members, *row_requests] if step.plan.decode_first else [*row_requests, *members]
         if step.plan.padding_rows:  # as long as the longest row of the step
             length = 1 if step.decode_rows else max((chunk.tokens for chunk in step.chunks), default=1)
-            padding = Row([PADDING_TOKEN] * length, 0, [PADDING_BLOCK] * -(-length // self.tables.block_size))
+            padding = Row([PADDING_TOKEN] * length, 0, [PADDING_BLOCK] * -(-length // blocks.block_size))
             rows += [padding] * step.plan.padding_rows
         self.in_flight.append(row_requests)
         return rows
