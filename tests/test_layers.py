@@ -21,8 +21,8 @@ TRACES = {"traces", "traces.read", "traces.make"}
 CONFIG = BASE | TRACES | {"engine", "costs", "policies", "routers", "config"}
 RUNS = CONFIG | {"runs", "version"}
 STUDY = RUNS | {"statistics", "study"}
-LIVE = STUDY | {"calibrate.device", "calibrate.probe", "calibrate.live"}
-REPLAY = LIVE | {"calibrate.client", "calibrate.replay"}
+LIVE = STUDY | {"calibrate.device", "calibrate.probe", "calibrate.client", "calibrate.live"}
+REPLAY = LIVE | {"calibrate.replay"}
 CALIBRATE = REPLAY | {
     f"calibrate.{name}" for name in ("endpoint", "engines", "imports", "logs", "server", "tune", "vllm")
 }

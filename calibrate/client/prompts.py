@@ -1,4 +1,4 @@
-"""Prompts of the HTTP clients: contents drawn from a seed, as token ids or as words of one token each.
+"""Prompts of live runs and of HTTP clients: contents drawn from a seed, as token ids or as words of one token each.
 
 Prompts share the beginnings that their contents share. All other tokens are new in every request and with every seed:
 a server finds only those blocks in its prefix cache that the trace shares.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import random
 from array import array
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Optional
+from typing import Any, Optional
 
 from servesim.core import Request
 
@@ -49,14 +49,10 @@ class Prompts:
     def token_ids(self, request: Request) -> list[int]:
         """Return the prompt as token ids. Earlier answers in it are those of the server, if it has sent token ids."""
         last = min(TOKEN_IDS.stop, self.vocabulary or TOKEN_IDS.stop)
-        first = TOKEN_IDS.start if last > 2 * TOKEN_IDS.start else 0
+        first = TOKEN_IDS.start if last > 2 * TOKEN_IDS.start else 1  # not 0: engines pad with it
         span = last - first
         ids = [first + number % span for number in self._numbers(request, request.prompt)]
-        if self.answers and request.content is not None:
-            content = request.content
-            for name, start, end in zip(content.names, (0, *content.ends), content.ends):
-                answer = self.answers.get(name, [])[: end - start]
-                ids[start : start + len(answer)] = answer
+        put_answers(ids, request, self.answers)
         return ids
 
     def words(self, request: Request, added_tokens: int = 0) -> str:
@@ -76,6 +72,15 @@ class Prompts:
     def _draw(self, name: str, count: int) -> array[int]:
         key = f"{self.seed}/{name}".encode("utf-8", "surrogatepass")
         return array("H", hashlib.shake_128(key).digest(2 * count))  # a shorter digest is a prefix of a longer one
+
+
+def put_answers(ids: Any, request: Request, answers: Mapping[Hashable, Any]) -> None:
+    """Put the known answers to earlier requests into a prompt that contains them, by name."""
+    content = request.content
+    for name, start, end in () if content is None else zip(content.names, (0, *content.ends), content.ends):
+        if name in answers:
+            answer = answers[name][: end - start]
+            ids[start : start + len(answer)] = answer
 
 
 UNSEEDED = Prompts()  # contents depend on the ids of the requests only

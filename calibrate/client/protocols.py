@@ -53,6 +53,10 @@ class Api:
 
     def event(self, line: bytes) -> Event:
         """Parse one line of the response stream."""
+        return Event(ping=True) if line.startswith(b":") else self.parse(line)
+
+    def parse(self, line: bytes) -> Event:
+        """Parse a line that is not a ping."""
         raise NotImplementedError
 
 
@@ -66,9 +70,7 @@ class LlmServing(Api):
         parameters = {"do_sample": "False", "return_full_text": "True", "max_new_tokens": output_length(request)}
         return {"inputs": self.prompts.words(request, BOS_TOKENS), "stream": True, "parameters": parameters}
 
-    def event(self, line: bytes) -> Event:
-        if line.startswith(b":"):
-            return Event(ping=True)
+    def parse(self, line: bytes) -> Event:
         message = json.loads(line[5:] if line.startswith(b"data:") else line)
         if "detail" in message:
             return Event(error=str(message["detail"])[:200])
@@ -110,9 +112,7 @@ class OpenAI(Api):
         # vLLM then sends the token ids of the answer, which the next prompt of the conversation contains.
         return {**body, "return_token_ids": True} if has_named_answer(request) else body
 
-    def event(self, line: bytes) -> Event:
-        if line.startswith(b":"):
-            return Event(ping=True)
+    def parse(self, line: bytes) -> Event:
         if not line.startswith(b"data:"):
             return Event()
         data = line[5:].strip()

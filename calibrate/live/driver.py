@@ -32,7 +32,7 @@ from servesim.files.step_table import ModelCall
 from .block_tables import BlockTables
 from .live_drafts import live_drafts
 from .shared_blocks import SharedBlockTables
-from .token_history import PromptMaker, TokenHistory
+from .token_history import TokenHistory
 
 LiveClock = Union[WallClock, VirtualClock]
 
@@ -60,11 +60,10 @@ class LiveDriver:
         engine: Mapping[str, Any],
         requests: Sequence[Request],
         backend: Backend,
-        make_prompt: PromptMaker,
+        history: TokenHistory,
         clock: Optional[LiveClock] = None,
         observers: Sequence[Observer] = (),
         monitor: Optional[Callable[[LiveDriver], bool]] = None,
-        make_history: Callable[[BlockTables, PromptMaker], TokenHistory] = TokenHistory,
     ) -> None:
         if engine.get("data_parallel_size", 1) > 1:
             raise BadInput("engine.data_parallel_size: expected 1, a live run has one rank")
@@ -74,7 +73,7 @@ class LiveDriver:
         server.done = []
         self.backend = backend
         self.tables = block_tables(server, engine["num_blocks"])
-        self.history = make_history(self.tables, make_prompt)
+        self.history = history
         self.clock: LiveClock = WallClock() if clock is None else clock
         self.monitor = monitor  # called every REPORT_INTERVAL_S; returns whether to stop
         self.stopped = False
@@ -118,7 +117,7 @@ class LiveDriver:
     def compute(self, step: Step) -> None:
         """Run one model call, after the copies of its swapped blocks. With asynchronous scheduling, only launch it."""
         backend, tables, server = self.backend, self.tables, self.loop.server
-        rows = self.history.rows(server, step)
+        rows = self.history.rows(server, step, tables)
         call = LaunchedCall(self.clock.now(), step_shape(step, NO_PADDING, server.rules))
         self.launched.append(call)
         if tables.copies_out:

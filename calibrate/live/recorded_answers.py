@@ -52,7 +52,6 @@ class AnswerRecord(TokenHistory):
 
     def __init__(
         self,
-        tables: BlockTables,
         make_prompt: PromptMaker,
         backend: Backend,
         requests: Sequence[Request],
@@ -60,7 +59,7 @@ class AnswerRecord(TokenHistory):
         vocab: int,
         seed: int = 0,
     ) -> None:
-        super().__init__(tables, make_prompt)
+        super().__init__(make_prompt)
         self.backend = backend
         self.count = min(count, len(requests))
         self.seed = seed
@@ -75,7 +74,7 @@ class AnswerRecord(TokenHistory):
         for request in self.first_sample:
             self.logits[request] = {}
 
-    def rows(self, server: Server, step: Step) -> list[Row]:
+    def rows(self, server: Server, step: Step, blocks: BlockTables) -> list[Row]:
         for request, mode, _ in step.preempted:
             self._add_event(request, "swapped" if mode == "swap" else "preempted")
         for chunk in step.chunks:
@@ -83,7 +82,7 @@ class AnswerRecord(TokenHistory):
                 self._add_event(chunk.request, "cached")
             if chunk.request.cached + chunk.tokens < chunk.request.prompt:
                 self._add_event(chunk.request, "chunked")
-        return super().rows(server, step)
+        return super().rows(server, step, blocks)
 
     def _add_event(self, request: Request, event: str) -> None:
         events = self.events.setdefault(request, [])

@@ -11,9 +11,9 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
-from functools import partial
 from typing import Any, Callable, Optional
 
+from servesim.calibrate.client.prompts import Prompts
 from servesim.calibrate.device.backend import Backend
 from servesim.calibrate.device.counters import DeviceSampler, counters_to_json
 from servesim.calibrate.probe.host_overhead import fit_overhead, overhead_samples
@@ -24,11 +24,10 @@ from servesim.engine.kv_cache import CACHE_COUNTS
 from servesim.engine.work_totals import work_to_json
 from servesim.runs.decision_log import InMemoryLog
 
-from .block_tables import BlockTables
 from .driver import LiveClock, LiveDriver, make_clock
 from .recorded_answers import AnswerRecord, check_answers
 from .request_json import requests_from_json
-from .token_history import PromptMaker, TokenHistory, prompt_maker
+from .token_history import TokenHistory
 
 Emit = Callable[[Any], None]
 
@@ -48,20 +47,15 @@ def replay(
     about = backend.describe()
     check_fits(requests, args["engine"], about, args["context"])
     notes = InMemoryLog()
-    make_prompt = prompt_maker(args.get("seed", 0), args["vocab"])
-    prompts = {request: make_prompt(request) for request in requests}
+    prompts = make_prompts(requests, args.get("seed", 0), args["vocab"])
     observers = (notes,) if args.get("decisions", True) else ()
     clock = make_clock(args.get("pace")) if clock is None else clock
     monitor = run_monitor(emit, args)
-    history: Callable[[BlockTables, PromptMaker], TokenHistory] = TokenHistory
-    if (count := args.get("check_tokens")) is not None:  # then the history also records answers
-        history = partial(
-            AnswerRecord, backend=backend, requests=requests, count=count, vocab=args["vocab"], seed=args.get("seed", 0)
-        )
+    history, record, count = TokenHistory(prompts.pop), None, args.get("check_tokens")
+    if count is not None:
+        history = record = AnswerRecord(prompts.pop, backend, requests, count, args["vocab"], args.get("seed", 0))
     with use_access(args.get("code")):  # as in the parent process
-        live = LiveDriver(
-            args["policy"], args["engine"], requests, backend, prompts.pop, clock, observers, monitor, history
-        )
+        live = LiveDriver(args["policy"], args["engine"], requests, backend, history, clock, observers, monitor)
     stuck, sampler = None, DeviceSampler()
     with sampler if isinstance(clock, WallClock) else contextlib.nullcontext():
         with use_access(args.get("code")):
@@ -70,7 +64,7 @@ def replay(
             live.run()
         except Stuck as error:
             stuck = str(error)
-    recorded = live.history if isinstance(live.history, AnswerRecord) and not live.stopped else None
+    recorded = None if live.stopped else record
     overhead = [] if warm is None else warm.host_parts if warm.overlaps else overhead_samples(warm.calls)
     return {
         "backend": about,
@@ -83,6 +77,12 @@ def replay(
         "decisions": notes.rows,
         "token_check": recorded and check_answers(backend, recorded, emit, lambda: stop_asked(args)),
     }
+
+
+def make_prompts(requests: Sequence[Request], seed: int, vocab: int) -> dict[Request, list[int]]:
+    """Return the prompts of a run. They are made before it: that would be measured as host time."""
+    prompts = Prompts(str(seed), vocab)
+    return {request: prompts.token_ids(request) for request in requests}
 
 
 def run_result(live: LiveDriver, requests: Sequence[Request]) -> dict[str, Any]:
@@ -148,10 +148,10 @@ def warm_up(backend: Backend, args: Mapping[str, Any], requests: Sequence[Reques
             )
             for length, r in zip(lengths, requests)
         ]
-        make_prompt = prompt_maker(0, args["vocab"])
-        prompts = {request: make_prompt(request) for request in burst}
+        prompts = make_prompts(burst, 0, args["vocab"])
+        history = TokenHistory(prompts.pop)
         live = LiveDriver(
-            args["policy"], engine, burst, backend, prompts.pop, None, (InMemoryLog(),), lambda _: stop_asked(args)
+            args["policy"], engine, burst, backend, history, None, (InMemoryLog(),), lambda _: stop_asked(args)
         )
         with contextlib.suppress(Stuck):  # a stuck engine gets stuck in the run again, which reports it
             live.run()

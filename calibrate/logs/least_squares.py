@@ -88,16 +88,11 @@ def scan_scales(squares: Squares, start: Array, groups: Sequence[Sequence[int]])
 
     If a server idles between requests, the sum of squares can be flat between the start and the solution.
     """
-    best, minimum = start, squares(start, np.inf)
+    best = start
     for group in groups:
-        index = list(group)
-        base = best
-        for scale in START_SCALES if index else ():
-            candidate = base.copy()
-            candidate[index] *= scale
-            value = squares(candidate, minimum)
-            if value < minimum:
-                best, minimum = candidate, value
+        own = np.isin(np.arange(len(start)), list(group))
+        scaled = [np.where(own, scale * best, best) for scale in START_SCALES if own.any()]
+        best = best_of(squares, [best, *scaled])
     return best
 
 
@@ -106,15 +101,20 @@ def search_nearby(squares: Squares, solution: Solution, seed: int = 0) -> Array:
 
     The candidates are on the two least certain directions, plus random points.
     """
-    best, minimum = solution.x, squares(solution.x, np.inf)
     sizes, directions = np.linalg.eigh(solution.covariance)
     axes = (-1, -2)[: len(sizes)]
     offsets = [offset * np.sqrt(sizes[k]) * directions[:, k] for k in axes for offset in SEARCH_OFFSETS]
     points = np.random.default_rng(seed).normal(0.0, 1.0, (RANDOM_POINTS, len(solution.x)))
     offsets += [(NEAR_OFFSET, FAR_OFFSET)[k % 2] * point for k, point in enumerate(points)]
-    for offset in offsets:
-        candidate = solution.x * np.exp(np.clip(offset, -MAX_LOG_STEP, MAX_LOG_STEP))
-        value = squares(candidate, minimum)
+    near = (solution.x * np.exp(np.clip(offset, -MAX_LOG_STEP, MAX_LOG_STEP)) for offset in offsets)
+    return best_of(squares, [solution.x, *near])
+
+
+def best_of(squares: Squares, points: Sequence[Array]) -> Array:
+    """Return the first point with the smallest sum of squares."""
+    best, minimum = points[0], squares(points[0], np.inf)
+    for point in points[1:]:
+        value = squares(point, minimum)
         if value < minimum:
-            best, minimum = candidate, value
+            best, minimum = point, value
     return best

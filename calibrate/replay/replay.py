@@ -6,6 +6,7 @@ overhead per step, measured in the warm-up.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -164,10 +165,13 @@ def replay_on_backend(
     quiet: bool = True,
     draws: int = 0,
     check_tokens: Optional[int] = None,
+    max_seconds: float = math.inf,
+    compares: bool = True,
 ) -> ReplayedScenario:
     """Replay one scenario on a loaded model; with a profile, simulate and compare it too. `draws` give intervals.
 
-    `check_tokens` requests then run again alone, and their tokens are compared.
+    `check_tokens` requests then run again alone, and their tokens are compared. Without `compares`, the profile only
+    gives a fake backend its step times.
     """
     scenario, requests = as_backend_scenario(scenario), with_known_answers(requests)
     selected = session.use_sampling(scenario)
@@ -176,11 +180,11 @@ def replay_on_backend(
         scenario = scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"sampling": selected})})
     cost = None if profile is None else profile.for_run(scenario.engine.sampling).cost
     line = ProgressLine(name, len(requests), quiet)
-    result = session.replay(scenario, copy_requests(requests), cost, warm_up, line, check_tokens=check_tokens)
+    result = session.replay(scenario, copy_requests(requests), cost, warm_up, line, max_seconds, check_tokens)
     line.end()
     live = run_from_result(scenario, profile or NO_PROFILE, copy_requests(requests), result)
     replayed = ReplayedScenario(name, live, replace(run_data(live, live.decisions), name=name))
-    if profile is not None and not live.stopped:
+    if compares and profile is not None and not live.stopped:
         recent = profile.measured_within(SESSION_SECONDS, datetime.now(timezone.utc))
         simulate_and_compare(replayed, requests, profile, measured_host(result), draws, same_session=recent)
     return replayed

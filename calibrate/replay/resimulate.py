@@ -49,13 +49,15 @@ class MeasuredCost(StepCost):
     def seconds(self, shape: Shape) -> float:
         assert self.loop is not None
         index, in_flight = self.calls_matched, self.loop.server.flight
-        start = self.loop.now if in_flight is None else in_flight.end
-        known = not self.diverged and index < len(self.ends)
-        if known and self.shapes[index]._replace(longest=0) == shape._replace(longest=0):
+        if not self.diverged and index < len(self.ends) and self.is_same(self.shapes[index], shape):
             self.calls_matched += 1
-            return max(0.0, self.ends[index] - start)
+            return max(0.0, self.ends[index] - (self.loop.now if in_flight is None else in_flight.end))
         self.diverged = True
         return self.profile.seconds(shape) * self.ratios.get(bool(shape.prefill_rows), 1.0)
+
+    def is_same(self, measured: Shape, simulated: Shape) -> bool:
+        """Whether a simulated call is the measured one."""
+        return measured._replace(longest=0) == simulated._replace(longest=0)
 
 
 def ratios(calls: Sequence[ModelCall], profile: StepCost) -> dict[bool, float]:
@@ -137,11 +139,9 @@ def compare_runs(
 ) -> Comparison:
     """Compare two runs. The error is split into its sources if the measured run can be simulated again."""
     measured = replace(measured, name=name or measured.name)
-    if not measured.calls or measured.sent is None or simulated.scenario is None:
-        return compare(simulated, measured, percentiles=percentiles)
-    if not simulated.scenario.policy_is_loadable:
-        return compare(simulated, measured, percentiles=percentiles)
-    loaded = load_profile(profile or simulated.scenario.profile)
-    of_run = loaded.for_run(simulated.scenario.engine.sampling, measured_host(measured.result))
-    resimulated, calls_matched = resimulate(measured, of_run, simulated.scenario)
+    scenario, resimulated, calls_matched = simulated.scenario, None, None
+    if measured.calls and measured.sent is not None and scenario is not None and scenario.policy_is_loadable:
+        loaded = load_profile(profile or scenario.profile)
+        of_run = loaded.for_run(scenario.engine.sampling, measured_host(measured.result))
+        resimulated, calls_matched = resimulate(measured, of_run, scenario)
     return compare(simulated, measured, resimulated, calls_matched, percentiles)

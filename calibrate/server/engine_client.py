@@ -29,19 +29,17 @@ class Job(NamedTuple):
 
 
 EngineEvent = Union[int, End]  # a token id, or the end
+GroupEvent = tuple[int, EngineEvent]  # of a group, with the index of its request
 
 
 class TooManyRequests(RuntimeError):
     """The server accepts no further request now."""
 
 
-Events = asyncio.Queue[tuple[int, EngineEvent]]  # of a group, each with the index of its request
-
-
 class RequestHandle:
     """A request of the engine: its tokens as they arrive, then an End."""
 
-    def __init__(self, id: int, index: int, job: Job, events: Events) -> None:
+    def __init__(self, id: int, index: int, job: Job, events: asyncio.Queue[GroupEvent]) -> None:
         self.id = id
         self.index = index  # in its group
         self.prompt = len(job.tokens)
@@ -59,11 +57,11 @@ class RequestHandle:
 class RequestGroup:
     """The engine requests of one HTTP request: several prompts, or several answers to one."""
 
-    def __init__(self, handles: Sequence[RequestHandle], events: Events) -> None:
+    def __init__(self, handles: Sequence[RequestHandle], events: asyncio.Queue[GroupEvent]) -> None:
         self.handles = handles
         self._events = events
 
-    async def next(self, timeout: Optional[float] = None) -> Optional[list[tuple[int, EngineEvent]]]:
+    async def next(self, timeout: Optional[float] = None) -> Optional[list[GroupEvent]]:
         """Return the events since the last call, each with the index of its request; wait for at least one.
 
         Return None after `timeout` seconds without one.
@@ -145,7 +143,7 @@ class EngineClient:
             raise TooManyRequests(f"{len(self.handles)} requests are open already; the maximum is {self.max_open}")
         if self.closed or self._writer is None:
             raise TooManyRequests("the engine is not running")
-        events, handles = Events(), []
+        events, handles = asyncio.Queue[GroupEvent](), []
         for index, job in enumerate(jobs):
             self._last_id += 1
             handles.append(RequestHandle(self._last_id, index, job, events))

@@ -18,6 +18,7 @@ from typing import Any, Callable, Optional
 from servesim.calibrate.device.backend import Backend, OutOfMemory
 from servesim.calibrate.live.driver import LaunchedCall, LiveDriver, make_clock
 from servesim.calibrate.live.shared_blocks import SharedBlockTables
+from servesim.calibrate.live.token_history import TokenHistory
 from servesim.config.user_code import use_access, user_errors
 from servesim.core import Request, Stuck
 from servesim.core.content import Content
@@ -34,7 +35,8 @@ class EngineLoop(LiveDriver):
     def __init__(self, backend: Backend, args: Mapping[str, Any], connection: socket.socket) -> None:
         self.prompts: dict[Request, list[int]] = {}
         engine = {**args["engine"], "reject_oversized": "always", "client_timeout": None}  # real clients
-        super().__init__(args["policy"], engine, (), backend, self.prompts.pop, make_clock(args.get("pace")))
+        history = TokenHistory(self.prompts.pop)
+        super().__init__(args["policy"], engine, (), backend, history, make_clock(args.get("pace")))
         self.open: dict[Any, Request] = {}  # by id, until the client knows the outcome
         self.aborted: dict[Any, str] = {}  # ids to abort, with the reason
         self.messages: queue.SimpleQueue[Optional[dict[str, Any]]] = queue.SimpleQueue()

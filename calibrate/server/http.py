@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Callable, Optional, TypeVar
+from typing import Any, Callable, Optional, Protocol, TypeVar
 
 from aiohttp import web
 from servesim.calibrate.live.setup import DeviceSession
@@ -21,7 +21,7 @@ from servesim.config.scenario import Scenario
 from servesim.config.user_code import is_user_class
 from servesim.web import BAD_BODY, Refused
 
-from .engine_client import EngineClient, EngineEvent, Job, RequestGroup, TooManyRequests
+from .engine_client import End, EngineClient, GroupEvent, Job, RequestGroup, TooManyRequests
 from .tokenizers import CannotEncode, Tokenizer, WordTokenizer
 
 MAX_BODY_BYTES = 1 << 20
@@ -30,6 +30,7 @@ STALL_SECONDS = 60.0  # maximum time of one write to a client that does not read
 HEAD_SECONDS = 30.0  # maximum time to send a request head on a new or idle connection
 PING_INTERVAL_S = 600.0  # a stream without tokens gets a comment after this time
 PING = b": You can't see this ping\n\n"
+EVENT_STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 CHECK_INTERVAL_S = 2.0  # between two checks for idle connections
 OPEN_PATHS = ("/health", "/ping")  # probes of a cluster have no key
 T = TypeVar("T")
@@ -131,16 +132,30 @@ class HttpFrontEnd:
                 if not handle.finished:
                     self.engine.abort(handle)
 
-    @contextlib.asynccontextmanager
-    async def stream(self, request: web.Request, headers: Mapping[str, str]) -> AsyncIterator[Stream]:
-        """Open a streamed response. `close_idle_connections` aborts it if its client stops reading."""
+    async def stream(
+        self, request: web.Request, headers: Mapping[str, str], group: RequestGroup, lines: StreamLines,
+        events: Sequence[GroupEvent] = (),
+    ) -> web.StreamResponse:  # fmt: skip
+        """Stream the answers of a group, from which some events were read before.
+
+        `close_idle_connections` aborts the response if its client stops reading.
+        """
         stream = Stream(request, headers)
         self.streams.add(stream)
         try:
             await stream.response.prepare(request)
-            yield stream
+            await stream.send(group, lines, events)
         finally:
             self.streams.discard(stream)
+        return stream.response
+
+
+class StreamLines(Protocol):
+    """What an interface writes into a stream."""
+
+    def token_line(self, index: int, token: int) -> bytes: ...  # of the next token of a request
+    def last_lines(self) -> bytes: ...  # when every answer is complete
+    def error_lines(self, end: End) -> bytes: ...  # after a request that was rejected or failed
 
 
 class Stream:
@@ -151,13 +166,25 @@ class Stream:
         self.transport = request.transport
         self.write_started: Optional[float] = None  # None while no write is pending
 
-    async def next_events(self, group: RequestGroup) -> list[tuple[int, EngineEvent]]:
-        """Return the next events; ping the client while there are none."""
+    async def send(self, group: RequestGroup, lines: StreamLines, events: Optional[Sequence[GroupEvent]]) -> None:
+        """Send the tokens as they arrive, then the end. Ping the client while there are none."""
+        left = len(group.handles)
         while True:
+            data = PING if events is None else b""
+            for index, event in events or ():
+                if not isinstance(event, End):
+                    data += lines.token_line(index, event)
+                elif event.outcome == "finished":
+                    left -= 1
+                else:
+                    await self.write(data + lines.error_lines(event))
+                    return
+            if not left:
+                await self.write(data + lines.last_lines())
+                return
+            if data:
+                await self.write(data)
             events = await group.next(PING_INTERVAL_S)
-            if events is not None:
-                return events
-            await self.write(PING)
 
     async def write(self, data: bytes) -> None:
         """Send a chunk of the response."""

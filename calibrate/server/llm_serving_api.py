@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
 from aiohttp import web
 from servesim.web import Refused
 
-from .engine_client import End, Job, RequestGroup
-from .http import HttpFrontEnd, Stream
+from .engine_client import End, Job, RequestGroup, RequestHandle
+from .http import EVENT_STREAM, HttpFrontEnd
 from .tokenizers import decode
 
 PATHS = ("/models/llama2", "/models/internlm")
 ERRORS = {"refused": "Error202: prompt out of range", "empty": "Error203: prompt token empty"}
 REASONS = {"refused": "prompt_out_of_range", "empty": "prompt_token_ids_empty"}
 ABNORMAL = "error304: generation task stop abnormally!, please retry!"
+EMPTY = End("empty")  # of a request without a prompt
 DEFAULT_LIMIT = 300
 BOS = 1  # the tokenizers of llm-serving's models add it at the start of a text
 
@@ -68,52 +70,22 @@ class ServingApi:
         group = await self._submit(body)
         async with self.front_end.abort_on_exit(group):
             answers = await group.collect()
-        numbers, end = answers[0] if answers else ([], End("empty"))
+        numbers, end = answers[0] if answers else ([], EMPTY)
         tokens = [token_event(number, count == len(numbers)) for count, number in enumerate(numbers, 1)]
-        text = json.dumps({**self._response(tokens, end), "details": None}) + "\n"
-        return web.Response(text=text, content_type="application/json")
+        response = full_response(tokens) if end.outcome == "finished" else error_response(end)
+        return web.Response(text=json.dumps({**response, "details": None}) + "\n", content_type="application/json")
 
     async def _stream(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         """Send one event per token, and the full response at the end if `return_full_text` is set."""
         parameters = body.get("parameters") or {}
         bare = parameters.get("return_protocol", "sse") == "sse"
         group = await self._submit(body)
-        headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"} if bare else {}
-        line = bare_line if bare else data_line
         full = parse_bool(parameters.get("return_full_text", True))
-        async with self.front_end.abort_on_exit(group), self.front_end.stream(request, headers) as stream:
-            if group.handles:
-                await self._stream_tokens(group, stream, full, line)
-            else:
-                await stream.write(self._last_lines([], End("empty"), full, line))
-        return stream.response
-
-    async def _stream_tokens(
-        self, group: RequestGroup, stream: Stream, full: bool, line: Callable[[Any], bytes]
-    ) -> None:
-        """Send the tokens as they arrive, then the end."""
-        tokens: list[dict[str, Any]] = []
-        while True:
-            data = b""
-            for _, event in await stream.next_events(group):
-                if isinstance(event, End):
-                    await stream.write(data + self._last_lines(tokens, event, full, line))
-                    return
-                tokens.append(token_event(event, len(tokens) + 1 == group.handles[0].limit))
-                data += line(partial_response(tokens[-1]))
-            await stream.write(data)
-
-    def _last_lines(self, tokens: list[dict[str, Any]], end: End, full: bool, line: Callable[[Any], bytes]) -> bytes:
-        response = self._response(tokens, end)
-        if end.outcome == "finished":
-            return line(response) if full else b""
-        return line(partial_response(response["tokens"][-1])) + line(response)
-
-    def _response(self, tokens: list[dict[str, Any]], end: End) -> dict[str, Any]:
-        if end.outcome == "finished":
-            return full_response(tokens, "length", len(tokens))
-        text = ERRORS.get(end.outcome, ABNORMAL)
-        return full_response([token_event(0, False, text)], REASONS.get(end.outcome, "predict_failed"), 0)
+        lines = TokenLines(group.handles, full, bare_line if bare else data_line)
+        async with self.front_end.abort_on_exit(group):
+            return await self.front_end.stream(
+                request, EVENT_STREAM if bare else {}, group, lines, [] if group.handles else [(0, EMPTY)]
+            )
 
     async def batch_size(self, request: web.Request) -> web.Response:
         """Return the number of slots."""
@@ -141,6 +113,27 @@ class ServingApi:
         )
 
 
+class TokenLines:
+    """The lines of one streamed answer."""
+
+    def __init__(self, handles: Sequence[RequestHandle], full: bool, line: Callable[[Any], bytes]) -> None:
+        self.handles = handles
+        self.full = full  # with the full response at the end
+        self.line = line  # formats an event
+        self.tokens: list[dict[str, Any]] = []  # so far
+
+    def token_line(self, index: int, token: int) -> bytes:
+        self.tokens.append(token_event(token, len(self.tokens) + 1 == self.handles[index].limit))
+        return self.line(partial_response(self.tokens[-1]))
+
+    def last_lines(self) -> bytes:
+        return self.line(full_response(self.tokens)) if self.full else b""
+
+    def error_lines(self, end: End) -> bytes:
+        response = error_response(end)
+        return self.line(partial_response(response["tokens"][0])) + self.line(response)
+
+
 def token_event(token: int, last: bool, error: str = "") -> dict[str, Any]:
     """Return a token in llm-serving's form. The last one has no text; an error is the text of token 0."""
     return {"id": token, "logprob": 0.0, "special": last, "text": "" if last else error or decode([token])}
@@ -156,17 +149,24 @@ def partial_response(token: dict[str, Any]) -> dict[str, Any]:
     return {"details": None, "generated_text": token["text"], "tokens": token, "top_tokens": [token]}
 
 
-def full_response(tokens: list[dict[str, Any]], reason: str, count: int) -> dict[str, Any]:
+def full_response(tokens: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the complete response."""
     return {
         "generated_text": "".join(token["text"] for token in tokens),
-        "finish_reason": reason,
-        "generated_tokens": count,
+        "finish_reason": "length",
+        "generated_tokens": len(tokens),
         "prefill": tokens[:1],
         "seed": 0,
         "tokens": tokens,
         "top_tokens": [tokens[:1]],
     }
+
+
+def error_response(end: End) -> dict[str, Any]:
+    """Return the response to a request that was rejected or failed."""
+    token = token_event(0, False, ERRORS.get(end.outcome, ABNORMAL))
+    reason = REASONS.get(end.outcome, "predict_failed")
+    return {**full_response([token]), "finish_reason": reason, "generated_tokens": 0}
 
 
 def bare_line(data: Any) -> bytes:

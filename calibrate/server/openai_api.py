@@ -10,14 +10,13 @@ from typing import Any, Optional
 from aiohttp import web
 from servesim.web import Refused
 
-from .engine_client import End, EngineEvent, Job, RequestGroup, RequestHandle
-from .http import HttpFrontEnd, Stream
+from .engine_client import End, Job, RequestGroup, RequestHandle
+from .http import EVENT_STREAM, HttpFrontEnd
 from .openai_fields import MAX_PROMPT_TOKENS, Generation, check_ids, fault, read_generation, read_messages, read_prompts
 from .tokenizers import decode
 
 COMPLETION_LIMIT = 16  # OpenAI's default of max_tokens
 DONE = b"data: [DONE]\n\n"
-EVENT_STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
 
 class Form:
@@ -92,6 +91,10 @@ class Answers:
         if not self.asked.final_usage:
             return DONE
         return event_line({**self._stream_head(), "choices": [], "usage": self.usage()}) + DONE
+
+    def error_lines(self, end: End) -> bytes:
+        """Return the end of a stream after a request that failed."""
+        return event_line({"error": {"message": end.reason or end.outcome, "type": "server_error"}})
 
     def usage(self) -> dict[str, int]:
         """Return the token counts so far."""
@@ -226,32 +229,7 @@ class OpenAIApi:
         for _, event in events:
             if isinstance(event, End) and event.outcome != "finished":
                 raise failure(event)
-        async with self.front_end.stream(request, EVENT_STREAM) as stream:
-            await self._stream_tokens(stream, group, answers, events)
-        return stream.response
-
-    async def _stream_tokens(
-        self, stream: Stream, group: RequestGroup, answers: Answers, events: list[tuple[int, EngineEvent]]
-    ) -> None:
-        """Send the tokens as they arrive, then the end."""
-        left = len(group.handles)
-        while True:
-            data = b""
-            for index, event in events:
-                if not isinstance(event, End):
-                    data += answers.token_line(index, event)
-                elif event.outcome != "finished":
-                    error = {"message": event.reason or event.outcome, "type": "server_error"}
-                    await stream.write(data + event_line({"error": error}))
-                    return
-                else:
-                    left -= 1
-            if not left:
-                await stream.write(data + answers.last_lines())
-                return
-            if data:
-                await stream.write(data)
-            events = await stream.next_events(group)
+        return await self.front_end.stream(request, EVENT_STREAM, group, answers, events)
 
 
 def failure(end: End) -> Refused:

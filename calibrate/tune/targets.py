@@ -13,12 +13,11 @@ from typing import Optional, Protocol
 from servesim.calibrate.client.server_counters import round_trip_ms
 from servesim.calibrate.live.setup import DeviceSession
 from servesim.calibrate.replay.http_client import Target, replay_against
-from servesim.calibrate.replay.measured_run import MeasuredRun, run_from_result
-from servesim.calibrate.replay.replay import ProgressLine, as_backend_scenario, replay_requests, with_known_answers
+from servesim.calibrate.replay.measured_run import MeasuredRun
+from servesim.calibrate.replay.replay import replay_on_backend, replay_requests
 from servesim.config.scenario import Scenario
 from servesim.core import BadInput
 from servesim.costs.device_profile import Profile
-from servesim.runs.build import copy_requests
 
 SERVER_START_S = 600.0  # until a restarted server must answer
 
@@ -60,14 +59,12 @@ class BackendTarget:
         start = time.monotonic()
         if not self.session.about:
             self.session.load(self.scenarios)
-        requests = with_known_answers(replay_requests(scenario, split=False))
-        line = ProgressLine(name, len(requests), self.quiet)
         left = max_seconds - (time.monotonic() - start)
-        warm_up = self.warm_up if self.host_separate else 0
-        scenario = as_backend_scenario(scenario)
-        result = self.session.replay(scenario, copy_requests(requests), profile.cost, warm_up, line, left)
-        line.end()
-        return run_from_result(scenario, profile, copy_requests(requests), result), time.monotonic() - start
+        replayed = replay_on_backend(
+            self.session, name, scenario, replay_requests(scenario, split=False), profile,
+            self.warm_up if self.host_separate else 0, self.quiet, max_seconds=left, compares=False,
+        )  # fmt: skip
+        return replayed.live, time.monotonic() - start
 
 
 @dataclass

@@ -35,13 +35,8 @@ class Decision(NamedTuple):
 class RecordedTimes(MeasuredCost):
     """The recorded end of every step, also if its shape is another one."""
 
-    def seconds(self, shape: Shape) -> float:
-        assert self.loop is not None
-        index, in_flight = self.calls_matched, self.loop.server.flight
-        if index == len(self.ends):
-            return super().seconds(shape)
-        self.calls_matched += 1
-        return max(0.0, self.ends[index] - (self.loop.now if in_flight is None else in_flight.end))
+    def is_same(self, measured: Shape, simulated: Shape) -> bool:
+        return True
 
 
 def compare_decisions(

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Optional
 
 import pytest
+from servesim.calibrate.client.prompts import Prompts
 from servesim.calibrate.device.backend import MODELS, Backend, Row
 from servesim.calibrate.device.fake import FakeBackend
-from servesim.calibrate.live.block_tables import BlockTables
 from servesim.calibrate.live.driver import LiveDriver
 from servesim.calibrate.live.live_drafts import look_up
 from servesim.calibrate.live.setup import FAKE_MODEL, DeviceSession
-from servesim.calibrate.live.token_history import PromptMaker, TokenHistory, prompt_maker
+from servesim.calibrate.live.token_history import PromptMaker, TokenHistory
 from servesim.calibrate.replay.replay import replay_on_backend, replay_requests
 from servesim.cli import main
 from servesim.config.scenario import scenario_from
@@ -34,8 +34,8 @@ ENGINE = {"num_blocks": 32, "block_size": 8, "host_blocks": 0, "max_model_len": 
 class KeptTokens(TokenHistory):
     """Keeps the tokens of finished requests."""
 
-    def __init__(self, tables: BlockTables, make_prompt: PromptMaker) -> None:
-        super().__init__(tables, make_prompt)
+    def __init__(self, make_prompt: PromptMaker) -> None:
+        super().__init__(make_prompt)
         self.kept: dict[Any, list[int]] = {}
 
     def keep(self, request: Request, tokens: array[int]) -> None:
@@ -56,22 +56,15 @@ def draw_requests(rng: random.Random, count: int = 24) -> list[Request]:
 def run_live(
     backend: Backend, requests: Sequence[Request], vocab: int, **policy: Any
 ) -> tuple[LiveDriver, dict[Any, list[int]]]:
-    histories: list[KeptTokens] = []
-
-    def make(tables: BlockTables, make_prompt: PromptMaker) -> TokenHistory:
-        histories.append(KeptTokens(tables, make_prompt))
-        return histories[0]
-
     fields = {"name": "vllm-v1", "async_scheduling": False, **policy}
     chances = (5, 0.7, [], 9, 0.8 if policy.get("speculative_method") == "ngram" else 1.0)
     clock = VirtualClock(LinearCost(base=0.01, prefill_token=1e-4))
-    live = LiveDriver(
-        fields, {**ENGINE, "chances": chances}, requests, backend, prompt_maker(0, vocab), clock, (), None, make
-    )
+    history = KeptTokens(Prompts("0", vocab).token_ids)
+    live = LiveDriver(fields, {**ENGINE, "chances": chances}, requests, backend, history, clock)
     live.loop.check_every_step = True
     live.run()
     assert live.tables.free_count == ENGINE["num_blocks"]
-    return live, histories[0].kept
+    return live, history.kept
 
 
 def test_the_lookup_finds_the_longest_end_that_occurred_before() -> None:

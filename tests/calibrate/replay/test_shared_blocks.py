@@ -12,6 +12,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from servesim.calibrate.client.prompts import Prompts
 from servesim.calibrate.device.backend import MODELS
 from servesim.calibrate.device.fake import FakeBackend
 from servesim.calibrate.live import driver
@@ -19,7 +20,6 @@ from servesim.calibrate.live.replay_job import replay
 from servesim.calibrate.live.request_json import request_to_json
 from servesim.calibrate.live.setup import DeviceSession
 from servesim.calibrate.live.shared_blocks import SharedBlockTables
-from servesim.calibrate.live.token_history import prompt_maker
 from servesim.calibrate.replay.measured_run import run_from_result
 from servesim.calibrate.replay.replay import replay_on_backend, with_known_answers
 from servesim.config.scenario import Scenario, scenario_from
@@ -216,7 +216,7 @@ def test_without_the_cache_more_tokens_are_computed(torch_session: DeviceSession
 
 
 def test_a_prompt_contains_texts_and_generated_answers() -> None:
-    make_prompt = prompt_maker(3, 500)
+    make_prompt = Prompts("3", 500).token_ids
     short = Request(1, 0.0, 9, 1, content=Content(["a", "b"], [4, 9]))
     long = Request(2, 0.0, 14, 1, content=Content(["a", "b", "c"], [4, 11, 14]))
     other = Request(3, 0.0, 9, 1, content=Content(["b", "a"], [4, 9]))

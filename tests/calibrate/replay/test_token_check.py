@@ -185,11 +185,11 @@ def test_a_sample_is_spread_over_the_prompt_lengths_and_repeatable() -> None:
 
 def test_a_sample_includes_requests_that_were_preempted_swapped_or_chunked() -> None:
     requests = [Request(id, 0.0, 10 + id, 5) for id in range(200)]
-    record = AnswerRecord(BlockTables(9, 4), lambda request: [1], ScriptedBackend([]), requests, 6, vocab=50)
+    record = AnswerRecord(lambda request: [1], ScriptedBackend([]), requests, 6, vocab=50)
     plan = SimpleNamespace(padding_rows=0, decode_first=False)
     others = [request for request in requests if request not in record.first_sample]
     preempted = [(request, "swap" if index else "recompute", None) for index, request in enumerate(others[:10])]
-    record.rows(Any, SimpleNamespace(preempted=preempted, chunks=(), decode_rows=0, plan=plan))  # type: ignore[arg-type]
+    record.rows(Any, SimpleNamespace(preempted=preempted, chunks=(), decode_rows=0, plan=plan), BlockTables(9, 4))  # type: ignore[arg-type]
     for request in requests:
         record.tokens[request] = array("i", [1])
         request.outcome = "finished"
@@ -248,7 +248,7 @@ def test_a_check_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded_answers, "REPORT_INTERVAL_S", 0.0)
     requests = [Request(id, 0.0, 2, 1) for id in range(3)]
     backend = ScriptedBackend([0.5] * 3)
-    record = AnswerRecord(BlockTables(9, 4), lambda request: [1, 2], backend, requests, 3, vocab=50)
+    record = AnswerRecord(lambda request: [1, 2], backend, requests, 3, vocab=50)
     for request in requests:
         record.tokens[request] = array("i", [1, 2, 7])
         request.outcome = "finished"
@@ -265,7 +265,7 @@ def test_logits_of_long_answers_are_spread_over_them(monkeypatch: pytest.MonkeyP
     )  # five rows per watched request
     request = Request("a", 0.0, 1, 20)
     backend = ScriptedBackend([0.5] * 20)
-    record = AnswerRecord(BlockTables(9, 4), lambda request: [1], backend, [request], 1, vocab=50)
+    record = AnswerRecord(lambda request: [1], backend, [request], 1, vocab=50)
     record.tokens[request] = array("i", [1])
     record.in_flight.extend([[request]] * 20)
     for _ in range(20):
