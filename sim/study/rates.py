@@ -203,7 +203,7 @@ def plan_bisection(experiment: Experiment, records: Mapping[RunKey, Record]) -> 
 
     A round uses only the results of earlier rounds, even if `records` has later ones: a resumed sweep plans the same.
     """
-    count = experiment.replications if experiment.is_random else 1
+    count = experiment.runs_per_config
     planned = {(config, rate) for config in range(len(experiment.configs)) for rate in experiment.rates}
     while True:
         known = {key: run for key, run in records.items() if (run["config"], run["rate"]) in planned}
