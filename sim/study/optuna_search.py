@@ -43,7 +43,7 @@ from .grid import Assignment, parse_bounds, parse_scale, parse_step
 from .journal import Journal
 from .progress import Progress
 from .ranking import Summary
-from .single_run import Record, RunKey, Task
+from .single_run import Record, RunKey, Task, metric_of
 from .study_keys import SearchFile, StudyFile, SweepFile
 from .sweep import finished_runs, run_missing
 from .sweep_file import Source, build_experiment, load_base, read_keys
@@ -213,7 +213,7 @@ def values_of(runs: Sequence[Record], objectives: Sequence[Objective], max_unser
 
 def mean_of(runs: Sequence[Record], metric: str) -> float:
     """Return the mean of a metric over the replications of a trial, NaN if one lacks it."""
-    return math.fsum(run.get("metrics", {}).get(metric, math.nan) for run in runs) / len(runs)
+    return math.fsum(math.nan if (value := metric_of(run, metric)) is None else value for run in runs) / len(runs)
 
 
 def planned_trials(spec: Search, path: Path) -> int:

@@ -20,7 +20,7 @@ from servesim.runs.request_rate import round_rate
 from .executor import Executor, run_all
 from .experiment import Experiment, load_experiment
 from .experiment_file import EXPERIMENT_FILE
-from .ranking import find_invalid
+from .replications import find_invalid
 from .single_run import Record, Task
 
 AUTO_RATES = (0.1, 0.3, 0.5, 0.7, 0.9, 1.1, 1.5)  # times the throughput of the baseline at overload

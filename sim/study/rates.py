@@ -23,7 +23,8 @@ from servesim.statistics.constraints import Bound, describe_miss
 from .experiment import Experiment
 from .grid import Assignment
 from .pilot_runs import MIN_TURNOVER
-from .ranking import CANNOT_WIN, CONFIRM_REPLICATION_OFFSET, Row, find_invalid
+from .ranking import CANNOT_WIN, CONFIRM_REPLICATION_OFFSET, Row
+from .replications import find_invalid
 from .single_run import Record, RunKey, Task
 
 MAX_DOUBLINGS = 12  # of the highest rate, and halvings of the lowest one, in a bisection

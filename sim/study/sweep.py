@@ -19,7 +19,7 @@ from .journal import Journal, read_journal, sync
 from .progress import Progress
 from .ranking import CONFIRM_REPLICATION_OFFSET, Summary
 from .rates import RateRecords, plan_bisection
-from .single_run import Record, RunKey, Task, is_repeated, record_key
+from .single_run import Record, RunKey, Task, is_repeated, metric_of, record_key
 
 Records = dict[RunKey, Record]
 MIN_REPLICATIONS = 3  # before `ci` uses a half-width
@@ -112,9 +112,9 @@ def replications_needed(experiment: Experiment, records: Mapping[RunKey, Record]
     """Return the replications that a configuration needs for `ci`, estimated from its first `count` ones."""
     metric, ci = experiment.objectives[0].metric, experiment.ci
     assert ci is not None
-    values = [records[config, r].get("metrics", {}).get(metric) for r in range(count)]
-    base = [records[0, r].get("metrics", {}).get(metric) for r in range(count)]
-    if None in values or None in base:
+    found, of_base = ([metric_of(records[number, r], metric) for r in range(count)] for number in (config, 0))
+    values, base = ([value for value in side if value is not None] for side in (found, of_base))
+    if min(len(values), len(base)) < count:
         return count  # a run failed: more replications would not help
     mean, change = interval(values, experiment.confidence), paired_difference(values, base, experiment.confidence)
     level = interval(base).mean
