@@ -142,13 +142,27 @@ class Comparison:
     """One scenario, simulated and measured."""
 
     name: str
+    simulated: RunData = field(repr=False)
+    measured: RunData = field(repr=False)
     rows: Sequence[MetricRow]
     decisions: Optional[Decisions]
     latencies: Sequence[LatencyDifference]
     calls_matched: Optional[tuple[int, int]] = None  # with measured step times: equal leading calls, all calls
-    outcomes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    token_check: Optional[Mapping[str, Any]] = None  # of the measured run: its totals
     notes: Sequence[str] = ()  # settings in which both runs differ
+
+    @property
+    def outcomes(self) -> dict[str, Mapping[str, int]]:
+        """The numbers of requests with each outcome."""
+        sides = {"simulated": self.simulated, "measured": self.measured}
+        return {name: side.result.get("outcomes", {}) for name, side in sides.items()}
+
+    @property
+    def token_check(self) -> Optional[Mapping[str, Any]]:
+        """The token check of the measured run without its answers; None without one."""
+        check = self.measured.result.get("token_check")
+        if not (isinstance(check, Mapping) and {"checked", "equal"} <= set(check)):
+            return None
+        return {key: value for key, value in check.items() if key != "answers"}
 
     def row(self, metric: str) -> MetricRow:
         """Return the row of a metric."""
@@ -206,12 +220,12 @@ def compare(
     ]
     return Comparison(
         measured.name or simulated.name,
+        simulated,
+        measured,
         rows,
         compare_decisions(simulated, measured),
         [difference for difference in latencies if difference is not None],
         None if calls_matched is None else (calls_matched, len(measured.calls)),
-        {"simulated": simulated.result.get("outcomes", {}), "measured": measured.result.get("outcomes", {})},
-        token_check_totals(measured),
         differing_settings(simulated, measured),
     )
 
@@ -253,14 +267,6 @@ def setting_notes(scenario: Scenario, server: Mapping[str, Any]) -> list[str]:
 def shown(value: Any) -> str:
     """Return a setting as text."""
     return ("on" if value else "off") if isinstance(value, bool) else f"{value:,}"
-
-
-def token_check_totals(run: RunData) -> Optional[Mapping[str, Any]]:
-    """Return the token check of a measured run without its answers; None without one."""
-    check = run.result.get("token_check")
-    if not (isinstance(check, Mapping) and {"checked", "equal"} <= set(check)):
-        return None
-    return {key: value for key, value in check.items() if key != "answers"}
 
 
 def time_outside_server(simulated: RunData, measured: RunData) -> dict[str, tuple[float, float]]:

@@ -21,7 +21,7 @@ from servesim.files.scratch import ScratchFolder
 from servesim.study.executor import Executor
 from servesim.study.experiment import Experiment
 from servesim.study.ranking import Row, Summary
-from servesim.study.single_run import Task
+from servesim.study.single_run import Task, metric_of
 from servesim.study.sweep import Records
 
 from .correction import FIT_KEYS, Factors, root_mean_square
@@ -98,7 +98,7 @@ def simulate_draws(
     failures = []
     for index, task in enumerate(tasks):
         run = results[index]
-        value = run.get("metrics", {}).get(objective.metric)
+        value = metric_of(run, objective.metric)
         if value is None or run.get("stuck"):
             failures.append(f"config{task.config}: {run.get('error') or run.get('stuck') or f'no {objective.metric}'}")
             value = objective.sign * math.inf

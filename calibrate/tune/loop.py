@@ -25,6 +25,7 @@ from servesim.runs.run_folder import read_run
 from servesim.statistics.objective import Objective
 from servesim.study.executor import Executor
 from servesim.study.experiment import Experiment
+from servesim.study.experiment_file import open_folder
 from servesim.study.progress import Progress
 from servesim.study.ranking import Summary
 from servesim.study.single_run import RunContext
@@ -52,11 +53,11 @@ from .choice import (
 from .correction import Correction, correct_from_requests, correct_from_steps, on_device
 from .journal import Measurement, TuneJournal
 from .results import Round, TuneResult, write_corrected
-from .setup import Settings, open_folder
+from .setup import Settings
 from .step_times import in_parts, visited_shapes
 from .targets import LiveTarget
 
-NEXT_FILE = "next.yaml"
+TERMS_FILE, NEXT_FILE = "tune.json", "next.yaml"
 WAITING = "the server must be started with another configuration"
 BUDGET = "the device time is spent"
 STABLE = "the order of the leaders is stable"
@@ -93,7 +94,8 @@ class Tuner:
 
     def run(self, terms: Mapping[str, Any], resume: bool) -> TuneResult:
         """Run rounds until one of the limits. `terms` are the options that a resumed run must repeat."""
-        open_folder(self.folder, {**self.experiment.as_json(), **terms}, resume)
+        terms = {**self.experiment.as_json(), **terms}
+        open_folder(self.folder, TERMS_FILE, terms, resume, "tuning run", "use another -o")
         self.rounds.clear()
         with TuneJournal(self.folder) as self.journal:
             while True:

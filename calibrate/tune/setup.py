@@ -1,21 +1,15 @@
-"""What a tuning run depends on: its limits, its experiment, and the folder that it writes or continues."""
+"""What a tuning run depends on: its limits and its experiment."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from servesim.config.scenario import Scenario
 from servesim.core import BadInput
 from servesim.costs.device_profile import load_profile
-from servesim.files.write import list_files, write_json
 from servesim.study.experiment import Experiment
-from servesim.study.experiment_file import check_unchanged
 
-TERMS_FILE = "tune.json"
 AS_ON_BACKEND = {"prefill_buckets": [], "decode_buckets": [1], "start": "warm"}  # a backend is warm and does not pad
 
 
@@ -57,18 +51,3 @@ def check_sampling(experiment: Experiment) -> None:
             f"engine.sampling: sim tune needs a profile that was measured with {own}, got {profile.name}; "
             f"calibrate it with --option sampling={own}, or remove engine.sampling"
         )
-
-
-def open_folder(folder: Path, terms: Mapping[str, Any], resume: bool) -> None:
-    """Create the folder of a tuning run, or check that it holds the same one."""
-    if folder.exists() and not folder.is_dir():
-        raise BadInput(f"{folder}: expected a folder to write to, found a file")
-    path = folder / TERMS_FILE
-    if path.exists():
-        if not resume:
-            raise BadInput(f"{folder}: already holds a tuning run; continue with --resume, or use another -o")
-        check_unchanged(terms, path, "tuning run")
-        return
-    if found := list_files(folder):
-        raise BadInput(f"{folder}: expected a new folder or that of a tuning run, found {found[0].name} in it")
-    write_json(path, terms, overwrite=False)

@@ -124,8 +124,7 @@ def fit_and_check(args: argparse.Namespace, calibration: Calibration) -> int:
     write_replay(replayed, output, True)
     assert replayed.comparison is not None
     args.metrics = args.metrics or METRICS  # those that the dominant cause is about
-    sides = {replayed.name: (replayed.simulated, replayed.measured)}
-    code = report_comparisons(args, [replayed.comparison], sides, str(output))
+    code = report_comparisons(args, [replayed.comparison], str(output))
     profile = with_check(fitted.profile, replayed, noise)
     if changed := calibration.recording.changed_settings(fitted.scenario):
         print_note(args, f"other settings than those of {fitted.scenario}: {', '.join(changed)}")

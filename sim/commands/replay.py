@@ -244,9 +244,8 @@ def report(args: argparse.Namespace, done: list[ReplayedScenario]) -> int:
             write_replay(replayed, Path(args.output), len(done) == 1)
     if any(replayed.interrupted for replayed in done):
         return 130
-    compared = [r for r in done if r.comparison is not None and not args.live_only]
-    sides = {r.name: (r.simulated, r.measured) for r in compared}
-    code = report_comparisons(args, [r.comparison for r in compared], sides, args.output) if compared else 0
+    compared = [r.comparison for r in done if r.comparison is not None and not args.live_only]
+    code = report_comparisons(args, compared, args.output) if compared else 0
     if any(r.live.stuck for r in done):
         return 1
     checks = [r.live.token_check for r in done if r.live.token_check is not None]

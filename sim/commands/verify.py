@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from . import options
 from .notes import print_json, print_note
+
+if TYPE_CHECKING:
+    from servesim.calibrate.replay.verify import Comparison
 
 
 def register(commands: Any) -> None:
@@ -37,31 +40,27 @@ def verify_folders(args: argparse.Namespace) -> int:
     from servesim.calibrate.replay.verify import pair_folders
     from servesim.runs.run_folder import read_run, run_data
 
-    measured = Path(args.measured)
+    simulated, measured = Path(args.simulated), Path(args.measured)
     if measured.is_file():  # of a load generator
         run = benchmark_run(measured)
         print_note(args, *(f"{measured}: {note}" for note in run.backend["notes"]))
-        result = replace(run_data(run), name=measured.stem)
-        sides = {"": (read_run(Path(args.simulated)), result)}
-        return report_comparisons(
-            args, [compare_runs("", *sides[""], args.profile, args.metric_percentiles)], sides, args.output
-        )
-    pairs, left_out = pair_folders(Path(args.simulated), measured)
-    for name in left_out:
-        print_note(args, f"skipped, found in one folder only: {name}")
-    sides = {name: (read_run(ours), read_run(theirs)) for name, ours, theirs in pairs}
-    for name, (simulated, _) in sides.items():
-        if simulated.scenario is not None and not simulated.scenario.policy_is_loadable:
-            policy = simulated.scenario.policy["name"]
-            message = f"policy {policy} was not loaded, so the sources of the error are not shown"
-            print_note(args, f"{name or args.simulated}: {message}")
-    comparisons = [compare_runs(name, *both, args.profile, args.metric_percentiles) for name, both in sides.items()]
-    return report_comparisons(args, comparisons, sides, args.output)
+        runs = [("", read_run(simulated), replace(run_data(run), name=measured.stem))]
+    else:
+        pairs, left_out = pair_folders(simulated, measured)
+        for name in left_out:
+            print_note(args, f"skipped, found in one folder only: {name}")
+        runs = [(name, read_run(ours), read_run(theirs)) for name, ours, theirs in pairs]
+        for name, ours, _ in runs:
+            if ours.scenario is not None and not ours.scenario.policy_is_loadable:
+                policy = ours.scenario.policy["name"]
+                message = f"policy {policy} was not loaded, so the sources of the error are not shown"
+                print_note(args, f"{name or args.simulated}: {message}")
+    return report_comparisons(
+        args, [compare_runs(*each, args.profile, args.metric_percentiles) for each in runs], args.output
+    )
 
 
-def report_comparisons(
-    args: argparse.Namespace, comparisons: Sequence[Any], sides: Mapping[str, Any], output: Optional[str]
-) -> int:
+def report_comparisons(args: argparse.Namespace, comparisons: Sequence[Comparison], output: Optional[str]) -> int:
     """Print and write comparisons; return 3 if one is outside the tolerance."""
     from servesim.calibrate.replay.comparison_text import format_comparison, format_ranks
     from servesim.calibrate.replay.verify import CHECKED_METRICS, comparisons_to_json
@@ -80,27 +79,27 @@ def report_comparisons(
             print(format_comparison(comparison, metrics, args.tolerance))
         if len(comparisons) > 1:
             print(format_ranks(comparisons))
-        scenarios = [simulated.scenario for simulated, _ in sides.values()]
+        scenarios = [comparison.simulated.scenario for comparison in comparisons]
         for note in source_notes(scenario.profile for scenario in scenarios if scenario is not None):
             print(f"note: {note.text}")
     if output:
         write_json(Path(output) / "verify.json", content)
-        write_report(comparisons, sides, metrics, args.tolerance, Path(output))
+        write_report(comparisons, metrics, args.tolerance, Path(output))
     if args.tolerance is None:
         return 0
     return 3 if any(c.outside(args.tolerance, metrics) for c in comparisons) else 0
 
 
 def write_report(
-    comparisons: Sequence[Any], sides: Mapping[str, Any], metrics: Sequence[str], tolerance: Optional[float],
-    folder: Path,
-) -> None:  # fmt: skip
+    comparisons: Sequence[Comparison], metrics: Sequence[str], tolerance: Optional[float], folder: Path
+) -> None:
     """Write report.html."""
     from servesim.calibrate.replay.verify import latency_pairs, rank_correlations
     from servesim.report.verify_page import VerifiedRun, write_verify_report
 
     runs = []
-    for comparison, (simulated, measured) in zip(comparisons, sides.values()):
+    for comparison in comparisons:
+        simulated, measured = comparison.simulated, comparison.measured
         latencies = {name: list(latency_pairs(name, simulated, measured).values()) for name in ("ttft", "e2el")}
         outside = [] if tolerance is None else [row.metric for row in comparison.outside(tolerance, metrics)]
         runs.append(VerifiedRun(comparison.name, comparison.as_dict(), latencies, simulated.scenario, outside))

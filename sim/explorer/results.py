@@ -21,7 +21,7 @@ from servesim.statistics.constraints import Bound, describe_bounds
 from servesim.statistics.number_format import format_metric
 from servesim.statistics.objective import parse_objective
 from servesim.study.compare import compare, default_objectives, summarise
-from servesim.study.compared_runs import from_records
+from servesim.study.compared_runs import ComparedRuns
 from servesim.study.ranking import Row
 from servesim.study.rates import Curve, rate_point
 from servesim.study.single_run import Record
@@ -188,7 +188,8 @@ def verdict_json(shown: Sequence[Shown], metric: str, bounds: Sequence[Bound]) -
     limits = f"Constraints{means}: {'; '.join(misses) or 'all met'}." if bounds or misses else ""
     if len(shown) < 2:
         return {**message, "limits": limits}
-    a, b = (from_records(item.name, item.scenario.model_dump(mode="json"), item.runs) for item in (shown[1], current))
+    sides = [(item.name, item.runs, item.scenario.model_dump(mode="json")) for item in (shown[1], current)]
+    a, b = (ComparedRuns(name, runs, scenario=scenario) for name, runs, scenario in sides)
     chosen = [parse_objective(metric, "metric")] if metric else []
     differences = compare(a, b, list(dict.fromkeys([*chosen, *default_objectives(a, b)])), CONFIDENCE)
     size, text = max(row.change.n for row in differences), summarise(differences, CURRENT)

@@ -27,11 +27,38 @@ STATE_LABELS = {"front_end": "front end", "queued": "queued", "prefill": "prefil
 TITLES = {"ttft": "Time to First Token", "tpot": "Time per Output Token (excl. 1st token)",
           "itl": "Inter-token Latency", "e2el": "End-to-end Latency"}  # fmt: skip
 SHOWN_PERCENTILES = (90, 99)
+# Lines: label -> key of the result. With (%) in the label, the value is a fraction.
+CLIENT = {
+    "Successful requests:": "completed", "Failed requests:": "failed", "Benchmark duration (s):": "duration",
+    "Total input tokens:": "total_input_tokens", "Total generated tokens:": "total_output_tokens",
+    "Request throughput (req/s):": "request_throughput", "Request goodput (req/s):": "request_goodput",
+    "Output token throughput (tok/s):": "output_throughput",
+    "Total token throughput (tok/s):": "total_token_throughput",
+}  # fmt: skip
+FLEET = {"Busiest replica / mean, time in calls:": "busy_imbalance",
+         "Most requests of a replica / mean:": "request_imbalance"}  # fmt: skip
+SERVER = {"Preemptions:": "preemptions", "Prompt tokens computed:": "prompt_tokens_computed",
+          "  padding tokens:": "padded_prompt_tokens", "Padding rows of decodes:": "padded_decode_rows"}  # fmt: skip
+BLOCKS = {"KV cache fragmentation (%):": "kv_fragmentation", "KV blocks saved by sharing (%):": "kv_sharing"}
+CACHE = {
+    "Prefix cache hits (% of prompt tokens):": "prefix_hit_rate", "  saved prefill time (s):": "saved_prefill_s",
+    "  evicted blocks:": "prefix_cache_evictions", "  tokens copied from the host:": "host_cache_hits",
+    "  time of these copies (s):": "host_copy_s",
+}  # fmt: skip
+DRAFTS = {"Tokens per step with drafts:": "accepted_tokens_per_step", "  accepted drafts (%):": "draft_acceptance_rate",
+          "  wasted drafts:": "wasted_tokens"}  # fmt: skip
+PRICES = {"Energy per 1,000 output tokens (J):": "energy", **{f"{metric_title(name)}:": name for name in COSTS}}
 
 
 def line(label: str, value: Any) -> str:
     text = f"{value:.2f}" if isinstance(value, float) else str(value)
     return f"{label}{text:>{WIDTH - len(label)}}"
+
+
+def lines_of(table: Mapping[str, str], result: Mapping[str, Any]) -> list[str]:
+    """Return the lines of a table that have a value."""
+    values = {label: result[key] for label, key in table.items() if result.get(key) is not None}
+    return [line(label, 100 * value if "(%" in label else value) for label, value in values.items()]
 
 
 def title_line(title: str, fill: str = "-") -> str:
@@ -68,20 +95,7 @@ def show_run(run: Run, percentiles: Sequence[float] = SHOWN_PERCENTILES) -> str:
 def benchmark(run: Run, percentiles: Sequence[float] = SHOWN_PERCENTILES) -> list[str]:
     """Return the table of vLLM's benchmark, with these percentiles of the latencies."""
     measures, result = run.measures, run.measures.as_result()
-    lines = [
-        line("Successful requests:", result["completed"]),
-        line("Failed requests:", result["failed"]),
-        line("Benchmark duration (s):", result["duration"]),
-        line("Total input tokens:", result["total_input_tokens"]),
-        line("Total generated tokens:", result["total_output_tokens"]),
-        line("Request throughput (req/s):", result["request_throughput"]),
-    ]
-    if measures.good is not None:
-        lines.append(line("Request goodput (req/s):", result["request_goodput"]))
-    lines += [
-        line("Output token throughput (tok/s):", result["output_throughput"]),
-        line("Total token throughput (tok/s):", result["total_token_throughput"]),
-    ]
+    lines = lines_of(CLIENT, result)
     for name, title in TITLES.items():
         if f"mean_{name}_ms" in result:
             lines.append(title_line(title))
@@ -119,8 +133,7 @@ def fleet_lines(result: Mapping[str, Any], router: str) -> list[str]:
     return [
         line("Replicas:", len(result["replicas"])),
         line("Router:", router),
-        line("Busiest replica / mean, time in calls:", result["busy_imbalance"]),
-        line("Most requests of a replica / mean:", result["request_imbalance"]),
+        *lines_of(FLEET, result),
         *transfer_lines(result),
         *replica_lines(result["replicas"]),
     ]
@@ -139,25 +152,7 @@ def cache_lines(result: Mapping[str, Any]) -> list[str]:
     """Return what a prefix cache has saved."""
     if not result.get("prefix_cache_hits"):
         return []
-    lines = [line("Prefix cache hits (% of prompt tokens):", 100 * result["prefix_hit_rate"])]
-    if result["saved_prefill_s"]:  # 0 without a profile
-        lines.append(line("  saved prefill time (s):", result["saved_prefill_s"]))
-    lines.append(line("  evicted blocks:", result["prefix_cache_evictions"]))
-    if "host_cache_hits" in result:
-        lines.append(line("  tokens copied from the host:", result["host_cache_hits"]))
-        lines.append(line("  time of these copies (s):", result["host_copy_s"]))
-    return lines
-
-
-def draft_lines(result: Mapping[str, Any]) -> list[str]:
-    """Return what speculative decoding has brought."""
-    if "wasted_tokens" not in result:
-        return []
-    return [
-        line("Tokens per step with drafts:", result["accepted_tokens_per_step"]),
-        line("  accepted drafts (%):", 100 * result["draft_acceptance_rate"]),
-        line("  wasted drafts:", result["wasted_tokens"]),
-    ]
+    return lines_of(CACHE, {**result, "saved_prefill_s": result["saved_prefill_s"] or None})  # 0 without a profile
 
 
 def utilisation_lines(result: Mapping[str, Any]) -> list[str]:
@@ -167,10 +162,7 @@ def utilisation_lines(result: Mapping[str, Any]) -> list[str]:
         kinds = result["utilisation"]
         lines += [line("MFU / MBU (%):", percentages(result))]
         lines += [line(f"  {kind} steps:", percentages(row)) for kind, row in kinds.items() if row["mfu"] is not None]
-    if result["energy"] is not None:
-        lines.append(line("Energy per 1,000 output tokens (J):", result["energy"]))
-    costs = [name for name in COSTS if name in result]
-    return [*lines, *(line(f"{metric_title(name)}:", result[name]) for name in costs)]
+    return lines + lines_of(PRICES, result)
 
 
 def percentages(row: Mapping[str, Any]) -> str:
@@ -189,18 +181,12 @@ def simulator_metrics(run: Run, result: Mapping[str, Any]) -> list[str]:
         line("Profile:", names(profile.name for profile in run.profiles)),
         line("Model calls:", run.calls),
         line("Time in model calls (%):", 100 * run.busy_seconds / run.end if run.end > 0 else 0.0),
-        line("Preemptions:", result["preemptions"]),
-        line("Prompt tokens computed:", run.prompt_tokens_computed),
-        line("  padding tokens:", run.padded_tokens),
-        line("Padding rows of decodes:", run.padded_rows),
+        *lines_of(SERVER, result),
     ]
     if "mean_kv_usage" in result:
         usage = f"{100 * result['mean_kv_usage']:.2f} / {100 * result['peak_kv_usage']:.2f}"
         lines.append(line("KV cache usage, mean / peak (%):", usage))
-        lines.append(line("KV cache fragmentation (%):", 100 * result["kv_fragmentation"]))
-    if "kv_sharing" in result:
-        lines.append(line("KV blocks saved by sharing (%):", 100 * result["kv_sharing"]))
-    lines += [*cache_lines(result), *draft_lines(result), *utilisation_lines(result)]
+    lines += [*lines_of(BLOCKS, result), *cache_lines(result), *lines_of(DRAFTS, result), *utilisation_lines(result)]
     lines += [line(f"Requests {name}:", count) for name, count in result["outcomes"].items() if name != "finished"]
     seconds = result["mean_seconds"]
     lines.append("Time breakdown (mean s):")

@@ -37,7 +37,7 @@ from .columns import EVERYWHERE, Column, html_result, json_row, printed_cells, t
 from .compare import Difference, difference
 from .compared_runs import ComparedRuns, from_scenario, request_source
 from .executor import Executor
-from .ranking import Row, find_invalid
+from .replications import find_invalid
 from .table import format_count
 from .verdict import why_no_value
 
@@ -127,7 +127,7 @@ class Check:
     @property
     def basis(self) -> str:
         """What the intervals are based on."""
-        varies, count, draws = scenario_from(self.runs.scenario).varies, len(self.runs.runs), len(self.runs.draws)
+        varies, count, draws = scenario_from(self.runs.scenario).varies, len(self.runs.measured), len(self.runs.draws)
         if not count:
             return "No run."
         if count == 1 and varies:
@@ -154,9 +154,8 @@ class Check:
         """Remarks on the validity of the values."""
         notes = [found.text for found in source_notes(side.profile for side in self.sides.values())]
         for side in self.sides.values():
-            problem = find_invalid(side.records)
-            row = Row(0, {}, side.name, side.records)
-            labels = ["saturated"] * (row.is_saturated and not problem) + ["outside profile"] * row.is_outside_profile
+            problem = find_invalid(side.runs)
+            labels = ["saturated"] * (side.is_saturated and not problem) + ["outside profile"] * side.is_outside_profile
             texts = [note(label).text for label in labels]
             texts += problem.values() if side is self.baseline else ()  # the table has that of the scenario
             notes += [f"{side.name}: {text}" for text in texts]
@@ -251,8 +250,8 @@ def run_check(
     draws = draws if uncertain and (replications > 1 or not scenarios[0].varies) else 0
     runs = [from_scenario(*side, replications, executor, draws) for side in sides]
     for side, names in zip(runs, ([bound.metric for bound in bounds], [b.metric for b in bounds if b.of_baseline])):
-        for metric in names if not find_invalid(side.records) else ():  # no limit without a value can be checked
-            if math.isnan(side.mean(metric).mean):
+        for metric in names if not find_invalid(side.runs) else ():  # no limit without a value can be checked
+            if math.isnan(side.mean(metric)):
                 raise BadInput(f"{where}: {metric}: the runs of {side.name} have no value{why_no_value(metric)}")
     return check_runs(runs[0], runs[1] if baseline else None, bounds, confidence)
 
@@ -261,14 +260,14 @@ def check_runs(
     runs: ComparedRuns, baseline: Optional[ComparedRuns], bounds: Sequence[Bound], confidence: float = 0.95
 ) -> Check:
     """Check constraints, and that the scenario leaves no more requests unserved than the baseline, else none."""
-    problem = ", ".join(find_invalid([*runs.records, *runs.draws]).values())
-    valid = baseline if baseline is None or not find_invalid(baseline.records) else None
+    problem = ", ".join(find_invalid([*runs.runs, *runs.draws]).values())
+    valid = baseline if baseline is None or not find_invalid(baseline.runs) else None
     if not any(bound.metric == "failed" for bound in bounds):
         bounds = [*bounds, Bound("failed", "<=", 0.0) if valid is None else Bound("failed", "<=", 1.0, True)]
     rows = []
     for bound in bounds:
         metric, change = bound.metric, None
-        sampling = NO_VALUE if problem else runs.mean(metric, confidence)
+        sampling = NO_VALUE if problem else runs.interval(metric, confidence)
         value = with_draws(sampling, list(runs.effects(metric).values()), confidence)
         if valid is not None and not math.isnan(value.mean):
             change = difference(valid, runs, Objective(metric, metric_named(metric).goal), confidence)

@@ -16,7 +16,7 @@ from servesim.statistics.two_samples import RUN, RelativeChange, TwoSamples, rel
 
 from .columns import EVERYWHERE, Column, Medium, json_row
 from .compared_runs import ComparedRuns, paired_draws, two_samples
-from .ranking import find_invalid
+from .replications import find_invalid
 from .study_keys import INDIFFERENCE
 from .sweep_text import NOT_TESTED
 from .verdict import why_no_value
@@ -128,7 +128,7 @@ def default_objectives(a: ComparedRuns, b: ComparedRuns) -> list[Objective]:
 
 def has_goodput(side: ComparedRuns) -> bool:
     """Whether the runs of A or of B have the metric that an SLO adds."""
-    return any("request_goodput" in run for run in side.runs.values())
+    return bool(side.values("request_goodput"))
 
 
 def compare(
@@ -136,8 +136,8 @@ def compare(
 ) -> list[Difference]:
     """Return the difference in each metric that A and B both have."""
     for side in (a, b):
-        if side.records and not side.runs:
-            raise BadInput(f"{side.name}: {', '.join(find_invalid(side.records).values())}")
+        if side.runs and not side.measured:
+            raise BadInput(f"{side.name}: {', '.join(find_invalid(side.runs).values())}")
     differences = [difference(a, b, objective, confidence) for objective in objectives]
     differences = [d for d in differences if not math.isnan(d.a) and not math.isnan(d.b)]
     if not differences:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -20,30 +20,28 @@ from servesim.core import BadInput
 from servesim.runs.metric_table import METRICS, PERCENTILES, percentile_metrics
 from servesim.runs.request_rate import format_rate
 from servesim.runs.run_folder import RESULT, latencies_of, read_run
-from servesim.statistics.intervals import Interval, interval
 from servesim.statistics.two_samples import BATCHES, RUN, TwoSamples
 
 from .executor import Executor, run_all
 from .experiment import planned_draws
 from .experiment_file import EXPERIMENT_FILE
-from .ranking import Row, Summary, draw_effects
+from .ranking import Row, Summary
+from .replications import Replications
 from .single_run import Record, Task, context_json
 from .sweep import load_summary
 
 BATCH_COUNT = 20  # of consecutive arrivals: enough for an interval
 RequestRows = Sequence[Mapping[str, Any]]  # of requests.csv
-MetricsByPair = dict[Hashable, dict[str, float]]  # pair key -> metrics
 
 
 @dataclass
-class ComparedRuns:
-    """The metrics of A or of B, by the keys that pair them."""
+class ComparedRuns(Replications):
+    """The runs of A or of B."""
 
     name: str
-    runs: MetricsByPair  # by seed
+    runs: Sequence[Record]
+    draws: Sequence[Record] = ()
     requests: RequestRows = ()  # of a single run
-    draws: Sequence[Record] = ()  # runs with random cost models
-    records: Sequence[Record] = ()  # the runs that the draws repeat
     scenario: Tree = field(default_factory=dict)  # empty: unknown, the folder of a run without it
     simulated: bool = False  # for this comparison; the others are stored runs
 
@@ -52,17 +50,9 @@ class ComparedRuns:
         """The profile of the scenario; None if it is not known."""
         return self.scenario.get("profile")
 
-    def effects(self, metric: str) -> dict[int, float]:
-        """Return the change of a metric in each draw of the cost model."""
-        return draw_effects(metric, self.records, self.draws)
-
-    def mean(self, metric: str, confidence: float = 0.95) -> Interval:
-        """Return the mean of a metric over the runs, with the interval of the replications."""
-        return interval([run[metric] for run in self.runs.values() if metric in run], confidence)
-
-    def values(self, metric: str) -> tuple[str, list[float]]:
+    def variation(self, metric: str) -> tuple[str, list[float]]:
         """Return the values of a metric that show its variation: of replications, of batches, or one value."""
-        values = [run[metric] for run in self.runs.values() if metric in run]
+        values = self.values(metric)
         batches = batch_means(finished(self.requests)).get(metric, []) if len(values) == 1 else []
         if len(batches) > 1:
             return BATCHES, batches
@@ -71,19 +61,20 @@ class ComparedRuns:
 
 def two_samples(a: ComparedRuns, b: ComparedRuns, metric: str) -> TwoSamples:
     """Return the values of A and B: in pairs if both have the same requests."""
-    keys = [key for key in a.runs if key in b.runs and metric in a.runs[key] and metric in b.runs[key]]
-    if len(keys) > 1:
-        return TwoSamples([a.runs[key][metric] for key in keys], [b.runs[key][metric] for key in keys], True)
-    single, same = len(a.runs) == len(b.runs) == 1, have_same_requests(a, b)
+    values_a, values_b = a.metric(metric, "seed"), b.metric(metric, "seed")
+    seeds = [seed for seed in values_a if seed in values_b]
+    if len(seeds) > 1:
+        return TwoSamples([values_a[seed] for seed in seeds], [values_b[seed] for seed in seeds], True)
+    single, same = len(a.measured) == len(b.measured) == 1, have_same_requests(a, b)
     others = {row["id"]: row for row in finished(b.requests)}
     both = [row for row in finished(a.requests) if row["id"] in others]  # in order of arrival at A
     sides = (both, [others[row["id"]] for row in both]) if same else ()
     batches = [batch_means(rows).get(metric, []) for rows in sides]
     if single and same and len(batches[0]) > 1:
         return TwoSamples(batches[0], batches[1], True, (BATCHES, BATCHES))
-    (unit_a, first), (unit_b, second) = a.values(metric), b.values(metric)
+    (unit_a, first), (unit_b, second) = a.variation(metric), b.variation(metric)
     if single and same:
-        first, second, unit_a, unit_b = [a.mean(metric).mean], [b.mean(metric).mean], RUN, RUN
+        first, second, unit_a, unit_b = [a.mean(metric)], [b.mean(metric)], RUN, RUN
     return TwoSamples(first, second, single and same, (unit_a, unit_b))
 
 
@@ -171,15 +162,8 @@ def from_scenario(
     records = run_all(executor, context_json(tree, percentiles=percentiles), tasks)
     if failed := [record["error"] for record in records if "error" in record]:
         raise BadInput(f"{name}: {failed[0]}")
-    return from_records(name, scenario.model_dump(mode="json"), records[:count], records[count:], True)
-
-
-def from_records(
-    name: str, scenario: Tree, records: Sequence[Record], draws: Sequence[Record] = (), simulated: bool = False
-) -> ComparedRuns:
-    """Return the replications of a scenario, or of a configuration of a sweep."""
-    runs: MetricsByPair = {run.get("seed"): run["metrics"] for run in records if "metrics" in run}
-    return ComparedRuns(name, runs, draws=draws, records=records, scenario=scenario, simulated=simulated)
+    of_scenario = scenario.model_dump(mode="json")
+    return ComparedRuns(name, records[:count], records[count:], scenario=of_scenario, simulated=True)
 
 
 def from_sweep(
@@ -202,7 +186,7 @@ def from_sweep(
 def from_row(summary: Summary, row: Row, name: str) -> ComparedRuns:
     """Return the runs of a configuration of a sweep."""
     scenario = {"profile": summary.experiment.profile, **summary.experiment.tree(row.config)}
-    return from_records(name, scenario, row.runs, row.draws)
+    return ComparedRuns(name, row.runs, row.draws, scenario=scenario)
 
 
 def from_run(folder: Path, percentiles: Sequence[float]) -> ComparedRuns:
@@ -219,7 +203,7 @@ def from_run(folder: Path, percentiles: Sequence[float]) -> ComparedRuns:
 def single_run(name: str, metrics: Mapping[str, Any], rows: RequestRows, scenario: Tree) -> ComparedRuns:
     """Return one run: its metrics and the rows of its requests."""
     numbers = {key: float(value) for key, value in metrics.items() if type(value) in (int, float)}
-    return ComparedRuns(name, {("run", scenario.get("seed")): numbers}, rows, scenario=scenario)
+    return ComparedRuns(name, [{"seed": scenario.get("seed"), "metrics": numbers}], requests=rows, scenario=scenario)
 
 
 def finished(rows: RequestRows) -> RequestRows:

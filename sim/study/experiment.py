@@ -91,6 +91,11 @@ class Experiment(Stored):
         """Whether replications differ from each other."""
         return Scenario.model_validate(self.tree(0)).varies
 
+    @property
+    def runs_per_config(self) -> int:
+        """The replications of a configuration; more would be equal if nothing is random."""
+        return self.replications if self.is_random else 1
+
     def tree(self, config: int) -> Tree:
         """Return the scenario of a configuration as a mapping."""
         return longer_scenario(apply_assignment(self.base, self.configs[config]), self.length)

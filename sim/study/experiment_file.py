@@ -1,4 +1,4 @@
-"""experiment.json and search.json: names and keys, and the check that a resumed experiment is still the same.
+"""experiment.json, search.json and tune.json: names, keys, and the check that a resumed run is still the same.
 
 A resumed experiment must read the same files: runs on an older and a newer trace must not share one result. So the
 files hold digests of the traces, user policies and profiles.
@@ -75,8 +75,11 @@ def stored_terms(terms: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return {**terms, WORKING_FOLDER: os.path.relpath(os.getcwd(), os.path.realpath(folder))}
 
 
-def open_folder(folder: Path, file: str, terms: Mapping[str, Any], resume: bool, noun: str) -> None:
-    """Create the folder of a sweep or a search, or check that it holds the same one."""
+def open_folder(
+    folder: Path, file: str, terms: Mapping[str, Any], resume: bool, noun: str,
+    otherwise: str = "use --fresh or another folder (-o)",
+) -> None:  # fmt: skip
+    """Create the folder of a sweep, a search or a tuning run, or check that it holds the same one."""
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"{folder}: expected a folder to write to, found a file")
     others = [path for path in list_files(folder) if not path.name.startswith(file)]
@@ -86,8 +89,7 @@ def open_folder(folder: Path, file: str, terms: Mapping[str, Any], resume: bool,
         write_json(folder / file, stored_terms(terms, folder), overwrite=False)
     except FileExists:
         if not resume and others:
-            hint = "continue with --resume, or use --fresh or another folder (-o)"
-            raise BadInput(f"{folder}: already holds a {noun}; {hint}") from None
+            raise BadInput(f"{folder}: already holds a {noun}; continue with --resume, or {otherwise}") from None
         check_unchanged(terms, folder / file, noun)
 
 

@@ -12,8 +12,9 @@ import json
 import logging
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Union
 
@@ -24,6 +25,7 @@ from servesim.core.limits import MAX_CONFIGS, MIN_NUMBER, is_number
 from servesim.files.read import check_keys, quote
 from servesim.files.write import write_json
 from servesim.runs.request_rate import RATE_KEYS
+from servesim.statistics.objective import Objective
 
 from .executor import Executor
 from .experiment import RUNS_FILE, Experiment, planned_draws
@@ -41,9 +43,9 @@ from .grid import Assignment, parse_bounds, parse_scale, parse_step
 from .journal import Journal
 from .progress import Progress
 from .ranking import Summary
-from .single_run import Record, Task, is_repeated
+from .single_run import Record, RunKey, Task, metric_of
 from .study_keys import SearchFile, StudyFile, SweepFile
-from .sweep import index_records, run_missing
+from .sweep import finished_runs, run_missing
 from .sweep_file import Source, build_experiment, load_base, read_keys
 
 FAILED_VALUE = 1e18  # of a trial that gets stuck or leaves more requests unserved than the baseline
@@ -56,12 +58,9 @@ LEADERS = 10  # configurations that `intervals` repeats with random cost models
 class Search:
     """A validated search file."""
 
+    file: SearchFile
     experiment: Experiment  # its only configuration is the baseline
     space: dict[str, Any]  # key -> Optuna distribution
-    trials: int
-    batch: int
-    sampler: str
-    seed: int
     terms: dict[str, Any]  # must not change when the search is resumed
     scenarios: Sequence[Tree]  # see scenarios_of
 
@@ -80,12 +79,11 @@ def build_search(file: SearchFile, base: Tree, path: str, name: str) -> Search:
         raise BadInput(f"{path}: params.{key}: a request rate is not a setting that can win; use `sim sweep`")
     shared = {key: getattr(file, key) for key in StudyFile.model_fields if key not in ("base", "params")}
     experiment = build_experiment(SweepFile.model_validate(shared), base, file.name or name)
-    sampler = file.sampler if file.sampler != "auto" else "tpe" if len(experiment.objectives) == 1 else "nsga2"
     space = {key: parse_space(spec, f"{path}: params.{key}") for key, spec in file.params.items()}
     keys = file.model_dump(mode="json", exclude={"trials", "name", "base"})  # a resumed search may have more trials
     scenarios = scenarios_of(experiment, file.params)
     terms = {**keys, "base": base, "versions": versions(), "inputs": input_digests(scenarios)}
-    return Search(experiment, space, file.trials, file.batch, sampler, file.seed, terms, scenarios)
+    return Search(file, experiment, space, terms, scenarios)
 
 
 def import_optuna() -> Any:
@@ -129,107 +127,93 @@ def scenarios_of(experiment: Experiment, params: Tree) -> list[Tree]:
     return [experiment.tree(0), *(apply_assignment(experiment.base, {key: value}) for key, value in values)]
 
 
-class TrialRunner:
-    """Runs assignments and keeps their records, numbered like the configurations of a sweep."""
-
-    def __init__(self, search: Search, journal: Journal, executor: Executor) -> None:
-        self.search, self.journal, self.executor = search, journal, executor
-        self.experiment = search.experiment
-        self.configs: list[Assignment] = [dict(search.experiment.configs[0])]
-        lines = index_records(map(self._numbered, journal.records))
-        self.records = {key: record for key, record in lines.items() if not is_repeated(record)}
-
-    def _numbered(self, record: Record) -> Record:
-        """Return a line of the journal with the number of its assignment."""
-        if not isinstance(record.get("assignment"), dict):
-            raise BadInput(f"{self.journal.path}: expected the runs of a search, found a run without its assignment")
-        return {**record, "config": self.config_number(record["assignment"])}
-
-    @property
-    def replications(self) -> int:
-        """Runs per assignment."""
-        return self.experiment.replications if self.experiment.is_random else 1
-
-    def config_number(self, assignment: Assignment) -> int:
-        """Return the number of an assignment; a new assignment gets the next number."""
-        if assignment not in self.configs:
-            self.configs.append(assignment)
-        return self.configs.index(assignment)
-
-    def run(self, assignments: Sequence[Assignment]) -> list[list[Record]]:
-        """Return each assignment's records. A run is journalled and never repeated."""
-        count = self.replications
-        self._run(Task(self.config_number(a), r, a) for a in assignments for r in range(count))
-        configs = map(self.config_number, assignments)
-        return [[self.records[config, replication] for replication in range(count)] for config in configs]
-
-    def run_draws(self, assignments: Sequence[Assignment]) -> None:
-        """Run assignments with random cost models."""
-        draws = planned_draws(self.experiment.intervals, self.replications)
-        self._run(Task(self.config_number(a), r, a, draw=draw) for r, draw in draws for a in assignments)
-
-    def _run(self, tasks: Iterable[Task]) -> None:
-        """Run the tasks that have no record yet; a line of the journal has the assignment."""
-        line = lambda run: {**run, "assignment": self.configs[run["config"]]}  # noqa: E731
-        for _ in run_missing(tasks, self.records, self.journal, self.executor, self.experiment.context, line):
-            pass
-
-    def values(self, records: Sequence[Record], max_unserved: float) -> list[float]:
-        """Return the values for Optuna: means of the objectives, or FAILED_VALUE."""
-        objectives = self.experiment.objectives
-        for record in records:
-            metrics = record.get("metrics", {})
-            incomplete = any(objective.metric not in metrics for objective in objectives)
-            incomplete = incomplete or bool(record.get("stuck"))
-            if incomplete or metrics.get("failed", math.inf) > max_unserved:
-                return [objective.sign * FAILED_VALUE for objective in objectives]
-        return [mean_of(records, objective.metric) for objective in objectives]
-
-    def violations(self, records: Sequence[Record]) -> list[float]:
-        """Return by how much each constraint is missed; 0 if it is met."""
-        bounds = self.experiment.subject_to
-        return [min(FAILED_VALUE, bound.violation(mean_of(records, bound.metric))) for bound in bounds]
-
-    def summary(self) -> Summary:
-        """Return the summary of all configurations that ran, as for a sweep."""
-        ran = sorted({key[0] for key in self.records} | {0})
-        experiment = self.experiment.changed(configs=[self.configs[config] for config in ran])
-        numbers = {config: number for number, config in enumerate(ran)}
-        records = {(numbers[c], *r): {**record, "config": numbers[c]} for (c, *r), record in self.records.items()}
-        return Summary(experiment, records)
-
-
-def mean_of(records: Sequence[Record], metric: str) -> float:
-    """Return the mean of a metric over the replications of a trial, NaN if one lacks it."""
-    return math.fsum(record.get("metrics", {}).get(metric, math.nan) for record in records) / len(records)
-
-
 def search(spec: Search, folder: Union[str, Path], executor: Executor, resume: bool, progress: Progress) -> Summary:
     """Run the missing runs of all trials and return the summary."""
     folder = Path(folder)
     load_policies(spec.scenarios)
     planned = planned_trials(spec, folder / SEARCH_FILE)
     open_folder(folder, SEARCH_FILE, {**spec.terms, "trials": planned}, resume, "search")
+    experiment = spec.experiment.changed(configs=[dict(spec.experiment.configs[0])])  # every trial adds one
+    line = lambda run: {**run, "assignment": experiment.configs[run["config"]]}  # noqa: E731
     with Journal(folder / RUNS_FILE) as journal, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Optuna's ExperimentalWarning
-        runner = TrialRunner(spec, journal, executor)
-        base = runner.run([runner.configs[0]])[0]
-        failed = (r.get("metrics", {}).get("failed", math.inf) for r in base if not r.get("stuck"))
-        unserved = max(failed, default=math.inf)
-        goals = ["minimize" if objective.goal == "min" else "maximize" for objective in spec.experiment.objectives]
-        study = import_optuna().create_study(directions=goals)
-        for first in range(0, spec.trials, spec.batch):
-            progress.expect(spec.trials, first)
-            study.sampler = make_sampler(spec, first, planned)
-            run_batch(spec, study, runner, unserved, min(spec.trials - first, spec.batch))
-        progress.expect(spec.trials, spec.trials)
-        summary = runner.summary()
-        if spec.experiment.intervals:
-            leaders = [row.assignment for row in summary.rows[:LEADERS]]
-            runner.run_draws([runner.configs[0], *(a for a in leaders if a != runner.configs[0])])
-            summary = runner.summary()
-    write_json(folder / EXPERIMENT_FILE, stored_terms(summary.experiment.as_json(), folder))
-    return summary
+        records = finished_runs(map(partial(numbered, experiment, journal.path), journal.records))
+        for tasks in plan_trials(spec, experiment, records, planned, progress):
+            for _ in run_missing(tasks, records, journal, executor, experiment.context, line):
+                pass
+    write_json(folder / EXPERIMENT_FILE, stored_terms(experiment.as_json(), folder))
+    return Summary(experiment, records)
+
+
+def numbered(experiment: Experiment, path: Path, record: Record) -> Record:
+    """Return a line of the journal with the number of its assignment."""
+    if not isinstance(record.get("assignment"), dict):
+        raise BadInput(f"{path}: expected the runs of a search, found a run without its assignment")
+    return {**record, "config": config_number(experiment, record["assignment"])}
+
+
+def config_number(experiment: Experiment, assignment: Assignment) -> int:
+    """Return the number of an assignment; a new assignment gets the next number."""
+    if assignment not in experiment.configs:
+        experiment.configs.append(assignment)
+    return experiment.configs.index(assignment)
+
+
+def plan_trials(
+    spec: Search, experiment: Experiment, records: Mapping[RunKey, Record], planned: int, progress: Progress
+) -> Iterator[list[Task]]:
+    """Yield the tasks of the baseline, of each batch of trials, and of the draws. A batch adds its configurations.
+
+    `records` must have the tasks before the next ones, as in a sweep.
+    """
+    count, trials, batch = experiment.runs_per_config, spec.file.trials, spec.file.batch
+    yield [experiment.task(0, replication) for replication in range(count)]
+    failed = [r.get("metrics", {}).get("failed", math.inf) for r in runs_of(records, 0, count) if not r.get("stuck")]
+    unserved = max(failed, default=math.inf)
+    goals = ["minimize" if objective.goal == "min" else "maximize" for objective in experiment.objectives]
+    study = import_optuna().create_study(directions=goals)
+    for first in range(0, trials, batch):
+        progress.expect(trials, first)
+        study.sampler = make_sampler(spec, first, planned)
+        asked = [study.ask(spec.space) for _ in range(min(trials - first, batch))]
+        configs = [config_number(experiment, trial_assignment(trial)) for trial in asked]
+        yield [experiment.task(config, replication) for config in configs for replication in range(count)]
+        for trial, config in zip(asked, configs):
+            tell(study, trial, experiment, runs_of(records, config, count), unserved)
+    progress.expect(trials, trials)
+    if experiment.intervals:
+        leaders = dict.fromkeys([0, *(row.config for row in Summary(experiment, records).rows[:LEADERS])])
+        draws = planned_draws(experiment.intervals, count)
+        yield [experiment.task(config, replication, draw) for replication, draw in draws for config in leaders]
+
+
+def runs_of(records: Mapping[RunKey, Record], config: int, count: int) -> list[Record]:
+    """Return the replications of a configuration."""
+    return [records[config, replication] for replication in range(count)]
+
+
+def tell(study: Any, trial: Any, experiment: Experiment, runs: Sequence[Record], max_unserved: float) -> None:
+    """Report the runs of a trial to Optuna: by how much it misses each constraint, and its values."""
+    bounds = experiment.subject_to
+    if bounds:
+        violations = [min(FAILED_VALUE, bound.violation(mean_of(runs, bound.metric))) for bound in bounds]
+        trial.set_user_attr(VIOLATIONS, violations)
+    study.tell(trial, values_of(runs, experiment.objectives, max_unserved))
+
+
+def values_of(runs: Sequence[Record], objectives: Sequence[Objective], max_unserved: float) -> list[float]:
+    """Return the values for Optuna: means of the objectives, or FAILED_VALUE."""
+    for run in runs:
+        metrics = run.get("metrics", {})
+        incomplete = any(objective.metric not in metrics for objective in objectives) or bool(run.get("stuck"))
+        if incomplete or metrics.get("failed", math.inf) > max_unserved:
+            return [objective.sign * FAILED_VALUE for objective in objectives]
+    return [mean_of(runs, objective.metric) for objective in objectives]
+
+
+def mean_of(runs: Sequence[Record], metric: str) -> float:
+    """Return the mean of a metric over the replications of a trial, NaN if one lacks it."""
+    return math.fsum(math.nan if (value := metric_of(run, metric)) is None else value for run in runs) / len(runs)
 
 
 def planned_trials(spec: Search, path: Path) -> int:
@@ -237,21 +221,10 @@ def planned_trials(spec: Search, path: Path) -> int:
 
     A resumed search may have more trials. With other settings, Optuna would propose other trials from the start.
     """
-    planned: Any = read_terms(path).get("trials") if path.exists() else spec.trials
+    planned: Any = read_terms(path).get("trials") if path.exists() else spec.file.trials
     if not is_number(planned, 1, MAX_CONFIGS) or planned % 1:
         raise BadInput(f"{path}: trials: expected a number from 1 to {MAX_CONFIGS}, got {quote(planned)}")
     return int(planned)
-
-
-def run_batch(spec: Search, study: Any, runner: TrialRunner, max_unserved: float, count: int) -> None:
-    """Ask Optuna for `count` trials, run them, and report their values to Optuna."""
-    trials = [study.ask(spec.space) for _ in range(count)]
-    results = runner.run([trial_assignment(trial) for trial in trials])
-    for trial, records in zip(trials, results):
-        violations = runner.violations(records)
-        if violations:
-            trial.set_user_attr(VIOLATIONS, violations)
-        study.tell(trial, runner.values(records, max_unserved))
 
 
 def trial_assignment(trial: Any) -> Assignment:
@@ -266,12 +239,14 @@ def trial_assignment(trial: Any) -> Assignment:
 def make_sampler(spec: Search, first: int, trials: int) -> Any:
     """Return the sampler of the batch that starts with the trial number `first`, for a search of this many trials."""
     kinds = import_optuna().samplers
-    seed = (spec.seed * 1_000_003 + first) % 2**32
+    seed = (spec.file.seed * 1_000_003 + first) % 2**32
     violations = lambda trial: trial.user_attrs.get(VIOLATIONS, ())  # noqa: E731  above 0: missed
     constraints = {"constraints_func": violations} if spec.experiment.subject_to else {}
-    if spec.sampler == "random":
+    automatic = "tpe" if len(spec.experiment.objectives) == 1 else "nsga2"
+    sampler = automatic if spec.file.sampler == "auto" else spec.file.sampler
+    if sampler == "random":
         return kinds.RandomSampler(seed=seed)
-    if spec.sampler == "nsga2":
+    if sampler == "nsga2":
         return kinds.NSGAIISampler(seed=seed, population_size=max(10, min(50, trials // 4)), **constraints)
     startup = min(10, trials // 2)
     return kinds.TPESampler(seed=seed, multivariate=True, constant_liar=True, n_startup_trials=startup, **constraints)

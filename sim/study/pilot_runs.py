@@ -20,7 +20,7 @@ from servesim.runs.request_rate import round_rate
 from .executor import Executor, run_all
 from .experiment import Experiment, load_experiment
 from .experiment_file import EXPERIMENT_FILE
-from .ranking import find_invalid
+from .replications import find_invalid
 from .single_run import Record, Task
 
 AUTO_RATES = (0.1, 0.3, 0.5, 0.7, 0.9, 1.1, 1.5)  # times the throughput of the baseline at overload
@@ -72,8 +72,7 @@ def run_tasks(experiment: Experiment, tasks: Sequence[Task], executor: Executor)
 
 def needed_length(experiment: Experiment, pilots: Sequence[Record]) -> int:
     """Return how many times as many requests as in the scenarios the runs need."""
-    replications = experiment.replications if experiment.is_random else 1
-    length = experiment.length
+    replications, length = experiment.runs_per_config, experiment.length
     for metrics, breakdown in ((run["metrics"], run["time_breakdown"]) for run in pilots if "metrics" in run):
         requests = metrics["completed"] + metrics["failed"]
         seconds = sum(breakdown.values()) - breakdown["queued"] - breakdown["front_end"]
@@ -92,8 +91,7 @@ def count_unserved(experiment: Experiment, pilot: Record, executor: Executor) ->
     metrics = pilot.get("metrics", {})
     if not metrics.get("failed") or not metrics["request_throughput"]:
         return 0.0
-    count = experiment.replications if experiment.is_random else 1
-    config = pilot["config"]
+    count, config = experiment.runs_per_config, pilot["config"]
     factor = LIGHT_LOAD * metrics["request_throughput"] / experiment.own_rate(config)
     tasks = [Task(config, replication, experiment.configs[config], rate_factor=factor) for replication in range(count)]
     failed = [run["metrics"]["failed"] for run in run_tasks(experiment, tasks, executor) if "metrics" in run]

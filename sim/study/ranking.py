@@ -5,8 +5,7 @@ meets the constraints by the means of its replications. The winner is the best o
 are tied with it, the next objectives decide, then the fewest changes from the baseline. So the winner's mean is not
 always the best one: the verdict names the configuration with the best mean if the difference is not decided.
 
-Draw k of the cost model is the same for every configuration. It serves the requests of a replication that also ran with
-the fitted cost model, so the difference of both runs shows only the effect of the calibration.
+Draw k of the cost model is the same for every configuration.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Optional
 
-from servesim.runs.notes import note
 from servesim.statistics.constraints import Bound, describe_miss
-from servesim.statistics.intervals import Interval, interval, paired_difference, with_draws
+from servesim.statistics.intervals import Interval, paired_difference, with_draws
 from servesim.statistics.objective import Objective
 from servesim.statistics.ties import Relation, break_ties, relate
 
 from .experiment import Experiment
 from .grid import Assignment
+from .replications import Replications
 from .single_run import Record, RunKey
 
 CANNOT_WIN = Relation("cannot win")
@@ -36,7 +35,7 @@ CONFIRM_REPLICATION_OFFSET = 1_000_000  # replications from here on only confirm
 
 
 @dataclass
-class Row:
+class Row(Replications):
     """A configuration and its results."""
 
     config: int
@@ -78,37 +77,6 @@ class Row:
     def misses(self) -> list[str]:
         """The constraints that it misses, as text."""
         return [describe_miss(bound, self.mean(bound.metric)) for bound in self.missed]
-
-    @property
-    def refused(self) -> Sequence[str]:
-        """Why the real engine does not start with these settings; empty if it starts."""
-        return self.runs[0].get("refused", ()) if self.runs else ()
-
-    @property
-    def is_saturated(self) -> bool:
-        """Whether the backlog grows in most runs."""
-        return 2 * sum(bool(run.get("saturated")) for run in self.runs) > len(self.runs)
-
-    @property
-    def is_outside_profile(self) -> bool:
-        """Whether the profile does not cover all steps."""
-        return any(run.get("outside_profile") for run in self.runs)
-
-    def values(self, metric: str) -> list[float]:
-        """Return a metric of every replication that has it."""
-        return [run["metrics"][metric] for run in self.runs if metric in run.get("metrics", {})]
-
-    def mean(self, metric: str) -> float:
-        return interval(self.values(metric)).mean
-
-    def effects(self, metric: str) -> dict[int, float]:
-        """Return the change of a metric in each draw of the cost model."""
-        return draw_effects(metric, self.runs, self.draws) if self.draws else {}
-
-    def time_breakdown(self) -> dict[str, float]:
-        """Return the mean seconds of a request in each state."""
-        runs = [run["time_breakdown"] for run in self.runs if run.get("time_breakdown")]
-        return {name: math.fsum(run[name] for run in runs) / len(runs) for name in runs[0]} if runs else {}
 
 
 class Summary:
@@ -181,8 +149,7 @@ class Summary:
 
     def without_draws(self, row: Row, metric: str) -> tuple[Interval, Interval]:
         """Return the mean and the difference from the baseline with intervals of the replications only."""
-        mean = interval(row.values(metric), self.experiment.confidence)
-        return mean, self._paired(row, self.baseline, metric)
+        return row.interval(metric, self.experiment.confidence), self._paired(row, self.baseline, metric)
 
     def difference(self, row: Row, base: Row, metric: str) -> Interval:
         """Return the paired difference of two rows, over the replications and draws that both have."""
@@ -192,9 +159,8 @@ class Summary:
 
     def _paired(self, row: Row, base: Row, metric: str) -> Interval:
         """Return the paired difference of two rows, over the replications that both have."""
-        values = {run["replication"]: run["metrics"].get(metric) for run in row.runs if "metrics" in run}
-        others = {run["replication"]: run["metrics"].get(metric) for run in base.runs if "metrics" in run}
-        both = [r for r in values if values[r] is not None and others.get(r) is not None]
+        values, others = row.metric(metric), base.metric(metric)
+        both = [replication for replication in values if replication in others]
         return paired_difference([values[r] for r in both], [others[r] for r in both], self.experiment.confidence)
 
     def _add_labels(self, row: Row) -> None:
@@ -288,29 +254,6 @@ def pareto_front(points: Sequence[Sequence[float]]) -> list[int]:
 def dominates(point: Sequence[float], other: Sequence[float]) -> bool:
     """Whether a point is better than another in one objective and not worse in any."""
     return all(a <= b for a, b in zip(point, other)) and any(a < b for a, b in zip(point, other))
-
-
-def find_invalid(runs: Sequence[Record]) -> dict[str, str]:
-    """Return why the metrics of runs are not those of a server, as a name and a text; empty if they are."""
-    for run in runs:
-        if "error" in run:
-            return {"failed": f"a run failed: {run['error']}"}
-        if run.get("stuck"):
-            return {"stuck": note("stuck run", reason=run["stuck"]).text}
-        if run.get("refused"):
-            return {"refused": note("refused", engine="real engine", reasons="; ".join(run["refused"])).text}
-    return {}
-
-
-def draw_effects(metric: str, runs: Sequence[Record], draws: Sequence[Record]) -> dict[int, float]:
-    """Return the change of a metric in each draw: its value minus that of the same requests with the fitted costs."""
-    fitted = {run["replication"]: run.get("metrics", {}).get(metric) for run in runs}
-    effects = {}
-    for draw in draws:
-        value, base = draw.get("metrics", {}).get(metric), fitted.get(draw["replication"])
-        if value is not None and base is not None and not draw.get("stuck"):
-            effects[draw["draw"]] = value - base
-    return effects
 
 
 def count_wins(scores: Sequence[float], effects: Sequence[Mapping[int, float]]) -> tuple[list[int], int]:

@@ -23,7 +23,8 @@ from servesim.statistics.constraints import Bound, describe_miss
 from .experiment import Experiment
 from .grid import Assignment
 from .pilot_runs import MIN_TURNOVER
-from .ranking import CANNOT_WIN, CONFIRM_REPLICATION_OFFSET, Row, find_invalid
+from .ranking import CANNOT_WIN, CONFIRM_REPLICATION_OFFSET, Row
+from .replications import find_invalid
 from .single_run import Record, RunKey, Task
 
 MAX_DOUBLINGS = 12  # of the highest rate, and halvings of the lowest one, in a bisection
@@ -203,7 +204,7 @@ def plan_bisection(experiment: Experiment, records: Mapping[RunKey, Record]) -> 
 
     A round uses only the results of earlier rounds, even if `records` has later ones: a resumed sweep plans the same.
     """
-    count = experiment.replications if experiment.is_random else 1
+    count = experiment.runs_per_config
     planned = {(config, rate) for config in range(len(experiment.configs)) for rate in experiment.rates}
     while True:
         known = {key: run for key, run in records.items() if (run["config"], run["rate"]) in planned}

@@ -73,6 +73,12 @@ def record_key(record: Record) -> RunKey:
     return key if rate is None else (*key, (rate,))
 
 
+def metric_of(record: Record, name: str) -> Optional[float]:
+    """Return a metric of a run; None if it has none."""
+    value: Optional[float] = record.get("metrics", {}).get(name)
+    return value
+
+
 def replication_seed(seed: int, replication: int) -> int:
     """Return the seed of a replication: the scenario's seed for replication 0, a distinct one for each other."""
     if replication == 0:

@@ -19,7 +19,7 @@ from .journal import Journal, read_journal, sync
 from .progress import Progress
 from .ranking import CONFIRM_REPLICATION_OFFSET, Summary
 from .rates import RateRecords, plan_bisection
-from .single_run import Record, RunKey, Task, is_repeated, record_key
+from .single_run import Record, RunKey, Task, is_repeated, metric_of, record_key
 
 Records = dict[RunKey, Record]
 MIN_REPLICATIONS = 3  # before `ci` uses a half-width
@@ -38,7 +38,7 @@ def sweep(
     open_folder(folder, EXPERIMENT_FILE, experiment.as_json(), resume, "sweep")
     progress = Progress("sweep", quiet=True) if progress is None else progress
     with Journal(folder / RUNS_FILE) as journal:
-        records = index_records(record for record in journal.records if not is_repeated(record))
+        records = finished_runs(journal.records)
         for planned in plan_rounds(experiment, records):
             progress.expect(len(records.keys() | {task.key for task in planned}), len(records))
             for count in run_missing(planned, records, journal, executor, experiment.context):
@@ -65,6 +65,11 @@ def index_records(records: Iterable[Record]) -> Records:
     return {record_key(record): record for record in records}
 
 
+def finished_runs(records: Iterable[Record]) -> Records:
+    """Return the records of a journal that need no other run."""
+    return {key: record for key, record in index_records(records).items() if not is_repeated(record)}
+
+
 def plan_rounds(experiment: Experiment, records: Mapping[RunKey, Record]) -> Iterator[list[Task]]:
     """Yield the tasks of each round, some of them from earlier rounds. `records` must have them before the next round.
 
@@ -85,7 +90,7 @@ def plan_rounds(experiment: Experiment, records: Mapping[RunKey, Record]) -> Ite
 def plan_one_rate(experiment: Experiment, records: Mapping[RunKey, Record]) -> Iterator[list[Task]]:
     """Yield the tasks of an experiment without rates, or of one of its rates."""
     configs = range(len(experiment.configs))
-    first = max(experiment.replications, MIN_REPLICATIONS if experiment.ci else 1) if experiment.is_random else 1
+    first = max(experiment.runs_per_config, MIN_REPLICATIONS if experiment.ci and experiment.is_random else 1)
     targets = dict.fromkeys(configs, first)
     draws = [experiment.task(c, r, draw) for r, draw in planned_draws(experiment.intervals, first) for c in configs]
     while True:
@@ -107,9 +112,9 @@ def replications_needed(experiment: Experiment, records: Mapping[RunKey, Record]
     """Return the replications that a configuration needs for `ci`, estimated from its first `count` ones."""
     metric, ci = experiment.objectives[0].metric, experiment.ci
     assert ci is not None
-    values = [records[config, r].get("metrics", {}).get(metric) for r in range(count)]
-    base = [records[0, r].get("metrics", {}).get(metric) for r in range(count)]
-    if None in values or None in base:
+    found, of_base = ([metric_of(records[number, r], metric) for r in range(count)] for number in (config, 0))
+    values, base = ([value for value in side if value is not None] for side in (found, of_base))
+    if min(len(values), len(base)) < count:
         return count  # a run failed: more replications would not help
     mean, change = interval(values, experiment.confidence), paired_difference(values, base, experiment.confidence)
     level = interval(base).mean

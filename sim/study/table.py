@@ -19,7 +19,7 @@ from servesim.core import BadInput, field_values
 from servesim.files.write import comment, write_yaml
 from servesim.runs.metric_table import format_quantity, metric_title, metrics_in, unit_of, whole_metric
 from servesim.runs.request_rate import format_rate
-from servesim.statistics.intervals import Interval, interval
+from servesim.statistics.intervals import Interval
 from servesim.statistics.number_format import format_mean, format_percentage
 
 from .columns import EVERYWHERE, Column, Medium, inner_columns, metric_column, write_csv
@@ -159,7 +159,7 @@ def point_columns(result: RateSummary) -> list[Column]:
     objectives = [objective.metric for objective in experiment.objectives]
 
     def mean(metric: str) -> Callable[[RatePoint], Interval]:
-        return lambda point: interval(point.row.values(metric), experiment.confidence)
+        return lambda point: point.row.interval(metric, experiment.confidence)
 
     meets = lambda point: "yes" if point.good else f"no: {', '.join(point.problems)}"  # noqa: E731
     missed = lambda point: f"no: {point.problem}" if point.problem else "yes"  # noqa: E731

@@ -41,7 +41,7 @@ def scenario(folder: Path, name: str = "scenario", **changes: Any) -> Path:
 
 def sides(*values: float, metric: str = "mean_ttft_ms", name: str = "a") -> ComparedRuns:
     """Return runs whose replications have these values."""
-    runs: Any = {seed: {metric: value, "failed": 0.0} for seed, value in enumerate(values)}
+    runs = [{"seed": seed, "metrics": {metric: value, "failed": 0.0}} for seed, value in enumerate(values)]
     return ComparedRuns(name, runs, scenario=SCENARIO)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
@@ -36,6 +37,11 @@ def stored_run(tree: dict[str, Any]) -> ComparedRuns:
     """Return a run as its folder would have it."""
     run = simulate(scenario_from(tree))
     return single_run("run", run.result(), list(run_data(run).requests.values()), tree)
+
+
+def runs_of(name: str, by_seed: Mapping[int, Mapping[str, float]]) -> ComparedRuns:
+    """Return runs with these metrics."""
+    return ComparedRuns(name, [{"seed": seed, "metrics": metrics} for seed, metrics in by_seed.items()])
 
 
 def test_equal_scenarios_are_the_same_in_every_metric(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,8 +137,8 @@ def test_a_difference_between_runs_with_other_requests_is_found_if_it_is_large()
 
 
 def test_replications_with_other_seeds_are_two_samples() -> None:
-    a = ComparedRuns("a", {seed: {"makespan": 10.0 + seed % 3} for seed in range(6)})
-    b = ComparedRuns("b", {seed: {"makespan": 11.0 + seed % 3} for seed in range(6, 12)})
+    a = runs_of("a", {seed: {"makespan": 10.0 + seed % 3} for seed in range(6)})
+    b = runs_of("b", {seed: {"makespan": 11.0 + seed % 3} for seed in range(6, 12)})
     (difference,) = compare(a, b, [LOW])
     assert difference.outcome == "not significant" and difference.change.half_width == pytest.approx(1.15, abs=0.01)
     assert difference.values.basis == "other requests, not paired: 6 replications and 6 replications"
@@ -239,8 +245,8 @@ def test_the_first_metric_fits_the_load(
 
 def test_an_interval_of_a_throughput_never_falls_below_minus_100_percent() -> None:
     """Two noisy pairs: the t interval of the difference reaches far below -100 % of A."""
-    a = ComparedRuns("a", {1: {"output_throughput": 100.0}, 2: {"output_throughput": 140.0}})
-    b = ComparedRuns("b", {1: {"output_throughput": 60.0}, 2: {"output_throughput": 30.0}})
+    a = runs_of("a", {1: {"output_throughput": 100.0}, 2: {"output_throughput": 140.0}})
+    b = runs_of("b", {1: {"output_throughput": 60.0}, 2: {"output_throughput": 30.0}})
     (difference,) = compare(a, b, [HIGH])
     mean, low, high = difference.relative
     assert difference.change.mean - (difference.change.half_width or 0) < -difference.a
@@ -249,8 +255,8 @@ def test_an_interval_of_a_throughput_never_falls_below_minus_100_percent() -> No
 
 
 def test_a_metric_that_is_0_in_a_has_no_percentage() -> None:
-    a = ComparedRuns("a", {1: {"preemptions": 0.0}, 2: {"preemptions": 0.0}})
-    b = ComparedRuns("b", {1: {"preemptions": 3.0}, 2: {"preemptions": 3.0}})
+    a = runs_of("a", {1: {"preemptions": 0.0}, 2: {"preemptions": 0.0}})
+    b = runs_of("b", {1: {"preemptions": 3.0}, 2: {"preemptions": 3.0}})
     (difference,) = compare(a, b, [Objective("preemptions", "min")])
     assert difference.describe() == "B is worse (A is 0)"
     (back,) = compare(b, a, [Objective("preemptions", "min")])
@@ -258,8 +264,8 @@ def test_a_metric_that_is_0_in_a_has_no_percentage() -> None:
 
 
 def test_only_runs_with_the_same_seed_are_paired() -> None:
-    a = ComparedRuns("a", {1: {"makespan": 10.0}, 2: {"makespan": 20.0}, 3: {"makespan": 99.0}})
-    b = ComparedRuns("b", {2: {"makespan": 22.0}, 1: {"makespan": 12.0}, 4: {"makespan": 0.0}})
+    a = runs_of("a", {1: {"makespan": 10.0}, 2: {"makespan": 20.0}, 3: {"makespan": 99.0}})
+    b = runs_of("b", {2: {"makespan": 22.0}, 1: {"makespan": 12.0}, 4: {"makespan": 0.0}})
     (difference,) = compare(a, b, [LOW])
     assert difference.change == (2.0, 0.0, 2) and (difference.a, difference.b) == (15.0, 17.0)
 

@@ -15,7 +15,7 @@ from servesim.statistics.intervals import Interval, with_draws
 from servesim.study.compared_runs import load_runs
 from servesim.study.executor import Serial
 from servesim.study.experiment import planned_draws
-from servesim.study.ranking import count_wins, draw_effects
+from servesim.study.ranking import Row, count_wins
 from servesim.study.sweep import load_summary
 from servesim.study.sweep_file import read_experiment
 
@@ -38,9 +38,9 @@ def journal(folder: Path) -> list[dict[str, Any]]:
 def test_the_effect_of_a_draw_is_the_change_on_the_same_requests() -> None:
     runs = [{"replication": r, "metrics": {"makespan": value}} for r, value in enumerate([10.0, 20.0])]
     draws = [{"replication": k % 2, "draw": k, "metrics": {"makespan": 10.0 * (k % 2) + 11 + k}} for k in range(4)]
-    assert draw_effects("makespan", runs, draws) == {0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0}
+    assert Row(0, {}, "", runs, draws=draws).effects("makespan") == {0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0}
     draws[1]["stuck"], draws[2]["metrics"] = "no request can run", {}
-    assert draw_effects("makespan", runs, draws) == {0: 1.0, 3: 4.0}
+    assert Row(0, {}, "", runs, draws=draws).effects("makespan") == {0: 1.0, 3: 4.0}
 
 
 def test_draws_take_turns_over_the_replications() -> None:

@@ -23,6 +23,7 @@ from servesim.costs.linear import LinearCost
 from servesim.files.step_table import read_steps
 from servesim.runs.build import copy_requests
 from servesim.runs.decision_log import InMemoryLog
+from servesim.runs.run_folder import RunData
 from servesim.runs.simulate import load_trace, simulate
 from servesim.traces.make.synth import synthesise
 from servesim.traces.trace import Trace
@@ -63,7 +64,7 @@ def test_with_recorded_arrivals_and_step_times_every_decision_is_that_of_the_ser
     assert found is not None and found.identical and found.same == len(steps) == 642
     other = compare_decisions(scenario_of(recording, max_num_seqs=10), burst(), steps, Profile("x", COST))
     assert other is not None and other.same < 10 and 0 < other.alike < 642
-    text = describe_decisions(Comparison("", (), other, ()))
+    text = describe_decisions(Comparison("", RunData({}, {}), RunData({}, {}), (), other, ()))
     assert f"{other.alike / 642:.1%} of the measured steps are equal at the same index" in text[0]
 
 
