@@ -105,7 +105,7 @@ class LlmD(Router):
 
     def sent(self, request: Asked, replica: int, fleet: Fleet) -> None:
         super().sent(request, replica, fleet)
-        if self.prefix:
+        if self.prefix and not self.reads_caches:
             fleet.memory.blocks[replica].use(self.runs(request), replica, fleet.now, self.lru_blocks_per_replica)
 
 
@@ -118,9 +118,6 @@ class LlmDPrecise(LlmD):
     def reads_caches(self) -> bool:
         return True
 
-    def memory(self, replicas: int) -> Any:
-        return Memory(replicas)
-
     def prefix_scores(self, request: Asked, fleet: Fleet) -> dict[int, float]:
         """Return 1 for the longest prefix and 0 for the shortest one of those that have any."""
         size = self.block_size_tokens
@@ -130,9 +127,6 @@ class LlmDPrecise(LlmD):
         if low == high:
             return {replica: float(blocks > 0) for replica, blocks in found.items()}
         return {replica: max(0, blocks - low) / (high - low) for replica, blocks in found.items()}
-
-    def sent(self, request: Asked, replica: int, fleet: Fleet) -> None:
-        fleet.memory.in_flight[replica] += 1
 
 
 def queue_scores(replicas: dict[int, Replica]) -> dict[int, float]:

@@ -1,12 +1,7 @@
 """MindSpore llm-serving: fixed slots, prefill first, one prompt per prefill, the shortest request is preempted.
 
-The defaults reproduce the unmodified server. Entries of a 2024 contest used other values. `delay_variant` is one of:
-
-none                 no delay; delay_factor must be 0
-queue                as in vLLM 0.4.1 - 0.5.3: one test per step; none while no request runs
-request              as in vLLM 0.4.0: one test per admission; none for the first admission while no request runs
-contest              as contest entry yyds coded it: one test per admission, also while no request runs
-contest-as-reported  the same with one test per step; without fix_delay_bugs it fails when no request waits
+The defaults reproduce the unmodified server. Entries of a 2024 contest used other values; delay_factor.py says what
+`delay_variant` means. Without fix_delay_bugs, contest-as-reported fails when no request waits.
 """
 
 from __future__ import annotations
@@ -35,11 +30,11 @@ from servesim.core import (
     Request,
     Stuck,
     View,
-    first_time_after,
     require_effect,
 )
 from servesim.core.native import mypyc_attr
 from servesim.engine.rules import EngineRules
+from servesim.policies.delay_factor import Delay, DelayState
 
 from .static import check_blocks, decide_rows, is_out_of_range, reject_out_of_range
 
@@ -47,64 +42,8 @@ from .static import check_blocks, decide_rows, is_out_of_range, reject_out_of_ra
 class AdmissionState(NamedTuple):
     """Policy state of the delay factor and of the hysteresis."""
 
-    last_admission: Optional[float] = None  # time of the last admission, until the latency of its prefill is known
-    latency: float = 0.0  # seconds of the last prefill, as the variant measures it
+    delay: DelayState = DelayState()
     may_admit: bool = True  # hysteresis: False after all slots are used, until enough slots are free
-
-
-class AdmissionDelay:
-    """Applies the delay factor during one call of `decide`: when waiting requests may be admitted."""
-
-    def __init__(self, factor: float, variant: str, fix_bugs: bool, view: View, state: AdmissionState) -> None:
-        self.factor = factor
-        self.variant = variant
-        self.fix_bugs = fix_bugs
-        self.view = view
-        self.state = state
-        self.wake_at: Optional[float] = None  # time at which the delayed request may be admitted
-        self._allowed: Optional[bool] = None  # last result, for variants with one test per step
-        self._admitted_now: set[Request] = set()
-        self.active = factor > 0
-        if self.active and variant == "contest-as-reported" and not fix_bugs and not view.waiting:
-            why = (
-                "llm-serving's delay code calls min() on an empty waiting queue, and its serving loop ends; "
-                "set fix_delay_bugs: true to avoid this"
-            )
-            raise Stuck(why, list(view.running), view.now)
-        if variant in ("queue", "request"):  # measured in every step; the contest code measures only when it tests
-            self._measure_latency()
-
-    def allows(self) -> bool:
-        """Return whether the head of the waiting queue may be admitted now."""
-        if not self.active:
-            return True
-        if self._allowed is None or self.variant in ("request", "contest"):
-            self._allowed = self._delay_has_passed()
-        return self._allowed
-
-    def _delay_has_passed(self) -> bool:
-        if self.variant.startswith("contest"):  # after an admission in the same step, this sets the latency to 0
-            self._measure_latency()
-        idle = not self.view.running and (self.variant != "request" or not self._admitted_now)
-        if idle and (self.variant in ("queue", "request") or self.fix_bugs):
-            return True
-        if self._admitted_now and self.variant != "queue":
-            oldest = min(request.arrival for request in self.view.waiting if request not in self._admitted_now)
-        else:
-            oldest = self.view.waiting.oldest()
-        wait = self.factor * self.state.latency
-        self.wake_at = first_time_after(oldest, wait)
-        return self.view.now - oldest > wait
-
-    def _measure_latency(self) -> None:
-        if self.state.last_admission is not None:
-            self.state = AdmissionState(None, self.view.now - self.state.last_admission, self.state.may_admit)
-
-    def record_admission(self, request: Request) -> None:
-        """Record an admission. The latency of its prefill counts from now."""
-        self._admitted_now.add(request)
-        if self.active and request.status == "waiting":
-            self.state = AdmissionState(self.view.now, self.state.latency, self.state.may_admit)
 
 
 def choose_victim(victim: str, candidates: Sequence[Request]) -> Request:
@@ -259,17 +198,18 @@ class LLMServing(Policy):
         """Fill free slots from the heads of the queues, as far as delay factor and hysteresis allow."""
         slots = self.decode_batch - len(view.running)
         state: AdmissionState = view.state
+        may_admit = state.may_admit
         if self.admission_hysteresis:
-            if slots > self.admission_hysteresis:
-                state = state._replace(may_admit=True)
-            slots = slots if state.may_admit else 0
+            may_admit = may_admit or slots > self.admission_hysteresis
+            slots = slots if may_admit else 0
         admit: list[Request] = []
-        wake_at = None
-        delay = AdmissionDelay(self.delay_factor, self.delay_variant, self.fix_delay_bugs, view, state)
+        from_waiting, wake_at = 0, None
+        delay = self._delay(view, state.delay) if self.delay_factor > 0 else None
         for request in self._queue_order(view):
             if slots <= 0:
                 break
-            if request.status == "waiting" and not delay.allows():
+            is_new = request.status == "waiting"
+            if delay is not None and is_new and not delay.allows(from_waiting, len(admit)):
                 wake_at = delay.wake_at
                 break
             blocks = view.pool.blocks_for(request.length)
@@ -278,11 +218,23 @@ class LLMServing(Policy):
             free -= blocks
             slots -= 1
             admit.append(request)
-            delay.record_admission(request)
-        state = delay.state
+            from_waiting += is_new
+            if delay is not None and is_new:
+                delay.record_prefill()
         if self.admission_hysteresis and slots <= 0:
-            state = state._replace(may_admit=False)
-        return admit, state, wake_at
+            may_admit = False
+        return admit, AdmissionState(state.delay if delay is None else delay.state, may_admit), wake_at
+
+    def _delay(self, view: View, state: DelayState) -> Delay:
+        """Return the delay factor of this step."""
+        if self.delay_variant == "contest-as-reported" and not self.fix_delay_bugs and not view.waiting:
+            why = (
+                "llm-serving's delay code calls min() on an empty waiting queue, and its serving loop ends; "
+                "set fix_delay_bugs: true to avoid this"
+            )
+            raise Stuck(why, list(view.running), view.now)
+        waits_idle = self.delay_variant.startswith("contest") and not self.fix_delay_bugs
+        return Delay(self.delay_factor, self.delay_variant, view, state, waits_idle)
 
     def _admit_in_one_call(self, view: View, free: int) -> list[Chunk]:
         """Return the chunks of the admitted requests if one model call runs them all and rejects none, else []."""

@@ -10,12 +10,26 @@ from typing import Any, Final, NamedTuple, Optional
 from servesim.core import DECODE_UNTIL_FINISH, NO_HOLD, Chunk, Float0, Int0, Int1, Plan, Request, Stuck, View
 from servesim.core.native import mypyc_attr
 from servesim.policies.vllm_common import requests_in
-from servesim.policies.vllm_v1.policy import VLLMV1
 from servesim.policies.vllm_v1.step_pass import Pass
 
 from .v1 import AscendV1, with_state
 
 IMMEDIATE, SHORT, LONG = range(3)  # lanes of the waiting queue
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(frozen=True)
+class AscendQueue(AscendV1):
+    """The rules that both schedulers share: vllm-ascend does not start them with priorities."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.policy != "fcfs":
+            raise ValueError(f"policy: expected fcfs with this scheduler, got {self.policy!r}")
+
+    @property
+    def can_overlap(self) -> bool:
+        return True
 
 
 class Pin(NamedTuple):
@@ -67,20 +81,12 @@ class PinPass(Pass):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
-class AscendShortFirst(AscendV1):
+class AscendShortFirst(AscendQueue):
     """vllm-ascend since 0.24: short prompts first; a long one goes first when it has waited for a limit."""
 
     async_scheduling: bool = True  # decide a step while the last one runs
     threshold: Int0 = 256  # most prompt tokens of a short request
     long_max_wait_ms: Float0 = 0.0  # milliseconds after which a long request goes before short ones; 0: never
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_fcfs(self)
-
-    @property
-    def can_overlap(self) -> bool:
-        return True
 
     @property
     def scheduler(self) -> str:
@@ -93,12 +99,6 @@ class AscendShortFirst(AscendV1):
 
     def make_pass(self, view: View, tokens: int, free: int) -> Pass:
         return PinPass(self, view, tokens, free)
-
-
-def require_fcfs(policy: VLLMV1) -> None:
-    """Raise a ValueError for priorities: vllm-ascend does not start with them and this scheduler."""
-    if policy.policy != "fcfs":
-        raise ValueError(f"policy: expected fcfs with this scheduler, got {policy.policy!r}")
 
 
 JOB_NAME: Final = re.compile(r"#job_name\[([^\[\]]+)\]#")  # in the id of a request
@@ -281,7 +281,7 @@ class JobPass(Pass):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
-class AscendBatchJobs(AscendV1):
+class AscendBatchJobs(AscendQueue):
     """vllm-ascend since 0.25: batch jobs with long outputs first. A job is `#job_name[NAME]#` in the request id."""
 
     max_jobs: Int1 = 20  # most names of jobs
@@ -289,14 +289,6 @@ class AscendBatchJobs(AscendV1):
     reserve_max_blocks: Int0 = 8  # most blocks to keep free
     low_available_tokens_threshold: Int0 = 4096  # with fewer tokens of free blocks, jobs with short outputs go first
     short_decode_token_threshold: Int0 = 32  # most predicted output tokens of a short job
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_fcfs(self)
-
-    @property
-    def can_overlap(self) -> bool:
-        return True
 
     @property
     def scheduler(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Optional
+from typing import Literal, Optional
 
 from servesim.core import (
     FOREVER,
@@ -15,7 +15,6 @@ from servesim.core import (
     Int0,
     Int1,
     Plan,
-    Rejection,
     Reorder,
     Request,
     View,
@@ -24,19 +23,37 @@ from servesim.core import (
 from servesim.core.native import mypyc_attr
 from servesim.policies.vllm_common import budget_refusals, prefilling_is_last
 
-from .common import BlockPlan, SwapInResult, VLLMv0, VLLMv0Rules
-from .policy import DECODE_PAST_FINISH_KEEP_ONE_FREE, PrefillResult
+from .common import Step, VLLMv0, VLLMv0Rules
+from .policy import DECODE_PAST_FINISH_KEEP_ONE_FREE
 
 
-class RunningResult(NamedTuple):
-    """The running requests that a step continues."""
+class ChunkedStep(Step):
+    """A step with the running requests that it continues."""
 
-    chunks: list[Chunk]  # of partly computed prompts
-    unscheduled: Sequence[Request]  # the token budget was used up
-    decodes: Optional[Sequence[Request]]  # None: all decoding requests
-    seats: int  # sequences of the decodes and chunks
-    tokens: int  # tokens left in the budget
-    block_plan: BlockPlan
+    def __init__(self, policy: VLLMChunked, view: View) -> None:
+        super().__init__(view, policy.max_num_batched_tokens, policy.max_num_seqs)
+        self.partial = PartialPrefills(policy, view) if policy.max_num_partial_prefills > 1 else None
+        self.max_chunk = self.tokens if self.partial is None else self.partial.max_chunk  # of one prompt
+        self.continued: list[Chunk] = []  # of partly computed prompts
+        self.unscheduled: list[Request] = []  # the token budget was used up
+        self.decodes: Optional[list[Request]] = None  # None: all decoding requests
+
+    def skips(self, length: int) -> bool:
+        return self.partial is not None and not self.partial.allows(length)
+
+    def why_ignored(self, length: int) -> str:
+        most = self.view.max_model_len
+        if most is None or self.first_tokens(length) <= most:
+            return ""
+        return f"prompt of {length} tokens, max_model_len is {most}"
+
+    def first_tokens(self, length: int) -> int:
+        return min(length, self.tokens, self.max_chunk)
+
+    def admit(self, request: Request, tokens: int, blocks: int) -> None:
+        super().admit(request, tokens, blocks)
+        if self.partial is not None:
+            self.partial.record_admission(request.length)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -97,117 +114,78 @@ class VLLMChunked(VLLMv0):
                 return DECODE_PAST_FINISH_KEEP_ONE_FREE if view.decoding else IDLE_PLAN
         elif not (view.waiting or view.running or view.swapped):
             return Plan(state=view.state)
-        partial = PartialPrefills(self, view) if self.max_num_partial_prefills > 1 else None
-        running = self._schedule_running(view, self.max_num_batched_tokens if partial is None else partial.max_chunk)
-        block_plan = running.block_plan
-        swaps = SwapInResult(block_plan.free, self.max_num_seqs - running.seats, running.tokens)
-        if view.swapped and not block_plan.preempt:
-            swaps = self.choose_swap_ins(view, swaps.free, swaps.seats, swaps.tokens)
-        prompts = self._schedule_prefills(view, swaps.free, swaps.seats, swaps.tokens, partial)
-        return self._make_plan(view, running, swaps, prompts)
+        step = ChunkedStep(self, view)
+        self._schedule_running(step)
+        if view.swapped and not step.preempt:
+            self.swap_in(step)
+        # The first chunk of a prompt allocates the blocks of all of it.
+        self.admit(step, view.waiting if step.tokens or self.examine_at_full_budget else ())
+        return self._make_plan(step)
 
-    def _schedule_running(self, view: View, max_chunk: int) -> RunningResult:
+    def _schedule_running(self, step: ChunkedStep) -> None:
         """Continue decodes and partly computed prompts in order, until the token budget is used up."""
+        view = step.view
         decoding, need = view.decoding, view.decode_block_need
-        tokens = self.max_num_batched_tokens - decoding
         if (
-            tokens < 0
+            decoding > step.tokens
             or view.has_groups
             or view.pool.free <= need
             or not prefilling_is_last(view.running, view.prefilling)
         ):
-            return self._schedule_one_by_one(view, max_chunk)
-        chunks: list[Chunk] = []
-        unscheduled: list[Request] = []
+            self._schedule_one_by_one(step)
+            return
+        step.tokens -= decoding
         for request in view.prefilling:
-            size = min(request.pending, tokens, max_chunk)
-            if size and not unscheduled:
-                chunks.append(Chunk(request, size))
-                tokens -= size
+            size = min(request.pending, step.tokens, step.max_chunk)
+            if size and not step.unscheduled:
+                step.continued.append(Chunk(request, size))
+                step.tokens -= size
             else:
-                unscheduled.append(request)
-        block_plan = BlockPlan(view, view.pool.free - need)
-        return RunningResult(chunks, unscheduled, None, decoding + len(chunks), tokens, block_plan)
+                step.unscheduled.append(request)
+        step.seats -= decoding + len(step.continued)
+        step.free -= need
 
-    def _schedule_one_by_one(self, view: View, max_chunk: int) -> RunningResult:
-        block_plan, tokens, seats = BlockPlan(view), self.max_num_batched_tokens, 0
-        chunks: list[Chunk] = []
+    def _schedule_one_by_one(self, step: ChunkedStep) -> None:
         decodes: list[Request] = []
-        queue = deque(view.running)
-        while queue and tokens > 0:
+        queue = deque(step.view.running)
+        while queue and step.tokens > 0:
             request = queue.popleft()
             # The tokens of several sequences are never divided, also if they exceed the budget.
-            size = request.sequences if request.sequences > 1 else min(request.pending, tokens, max_chunk)
-            if not self.append_or_preempt(block_plan, request, queue):
+            several = request.sequences > 1
+            size = request.sequences if several else min(request.pending, step.tokens, step.max_chunk)
+            if not self.append_or_preempt(step, request, queue):
                 break
-            tokens -= size
-            seats += request.seats
+            step.tokens -= size
+            step.seats -= request.seats
             if request.decodes:
                 decodes.append(request)
             else:
-                chunks.append(Chunk(request, size))
-        return RunningResult(chunks, list(queue), decodes, seats, tokens, block_plan)
+                step.continued.append(Chunk(request, size))
+        step.unscheduled, step.decodes = list(queue), decodes
 
-    def _schedule_prefills(
-        self, view: View, free: int, seats: int, tokens: int, partial: Optional[PartialPrefills]
-    ) -> PrefillResult:
-        """Admit from the head of waiting. The first chunk allocates the blocks of the whole prompt."""
-        pool, watermark_blocks = view.pool, self.watermark_blocks(view.pool)
-        gate = self.delay_gate(view)
-        chunks: list[Chunk] = []
-        ignored: list[Rejection] = []
-        for request in view.waiting if tokens or self.examine_at_full_budget else ():
-            if gate is not None and not gate.allows(len(chunks) + len(ignored), len(chunks)):
-                break
-            length = request.length
-            if partial is not None and not partial.allows(length):
-                continue
-            size = min(length, tokens) if partial is None else min(length, tokens, partial.max_chunk)
-            blocks = pool.blocks_for(length)
-            if view.max_model_len is not None and size > view.max_model_len:
-                ignored.append(Rejection(request, f"prompt of {length} tokens, max_model_len is {view.max_model_len}"))
-                continue
-            if pool.total - blocks < watermark_blocks:
-                max_blocks = pool.total - watermark_blocks
-                ignored.append(Rejection(request, f"{length} tokens need {blocks} blocks, the limit is {max_blocks}"))
-                continue
-            if free - blocks < watermark_blocks or not size or seats < request.seats:
-                break
-            self.check_readmission(view, request)
-            free, seats, tokens = free - blocks, seats - request.seats, tokens - size
-            chunks.append(Chunk(request, size, blocks))
-            if partial is not None:
-                partial.record_admission(length)
-        if gate is None:
-            return PrefillResult(chunks, ignored)
-        return PrefillResult(chunks, ignored, gate.state_after_prefill() if chunks else gate.state, gate.wake_at)
-
-    def _make_plan(self, view: View, running: RunningResult, swaps: SwapInResult, prompts: PrefillResult) -> Plan:
+    def _make_plan(self, step: ChunkedStep) -> Plan:
         """Order the batch: new, running and swapped-in prompts, then running and swapped-in decodes."""
-        preempt, swapped_in = running.block_plan.preempt, swaps.swapped_in
-        chunks = [*prompts.chunks, *running.chunks]
-        if swapped_in:
-            chunks = [*chunks, *(Chunk(request, request.pending) for request in swapped_in if not request.prompt_done)]
-        failed = swaps.infeasible
+        view, swapped_in = step.view, step.swap_in
+        chunks = [*step.admitted, *step.continued]
+        chunks += [Chunk(request, request.pending) for request in swapped_in if not request.prompt_done]
+        failed = step.infeasible
         if not self.answer_failed_swaps:
             failed = [rejection._replace(outcome="unanswered") for rejection in failed]
-        reject = [*prompts.ignored, *failed]
-        if not (preempt or swapped_in or running.unscheduled or running.decodes is not None) and self._stays_sorted(
-            view, prompts.chunks
-        ):
-            hold = Hold(0 if chunks or reject else FOREVER, keep_free=1, until=prompts.wake_at)
-            return Plan(reject=reject, chunks=chunks, decode=view.decoding > 0, hold=hold, state=prompts.state)
-        decodes = [r for r in view.running if r.decodes] if running.decodes is None else running.decodes
-        order = self._running_order(running, decodes, swapped_in, [chunk.request for chunk in prompts.chunks])
+        reject = [*step.ignored, *failed]
+        moved = step.preempt or swapped_in or step.unscheduled or step.decodes is not None
+        if not moved and self._stays_sorted(view, step.admitted):
+            hold = Hold(0 if chunks or reject else FOREVER, keep_free=1, until=step.wake_at)
+            return Plan(reject=reject, chunks=chunks, decode=view.decoding > 0, hold=hold, state=step.state)
+        decodes = [r for r in view.running if r.decodes] if step.decodes is None else step.decodes
         batch = [*chunks, *(Chunk(r, r.sequences) for r in (*decodes, *(r for r in swapped_in if r.prompt_done)))]
         return Plan(
-            preempt=preempt,
+            preempt=step.preempt,
             swap_in=swapped_in,
             reject=reject,
             chunks=batch,
-            reorder=Reorder(running=order),
-            hold=Hold(0, until=prompts.wake_at),
-            state=prompts.state,
+            reorder=Reorder(running=self._running_order(step, decodes)),
+            hold=Hold(0, until=step.wake_at),
+            state=step.state,
         )
 
     def _stays_sorted(self, view: View, admitted: Sequence[Chunk]) -> bool:
@@ -219,21 +197,16 @@ class VLLMChunked(VLLMv0):
         arrivals = [chunk.request.arrival for chunk in admitted]
         return (not view.running or view.running[-1].arrival < arrivals[0]) and arrivals == sorted(arrivals)
 
-    def _running_order(
-        self,
-        running: RunningResult,
-        decodes: Sequence[Request],
-        swapped_in: Sequence[Request],
-        admitted: Sequence[Request],
-    ) -> list[Request]:
+    def _running_order(self, step: ChunkedStep, decodes: Sequence[Request]) -> list[Request]:
         """Return the running queue after the step. Prompts that are complete then come before the others."""
-        swapped_in = sorted(swapped_in, key=lambda request: not request.prompt_done)
-        complete = [chunk.request for chunk in running.chunks if chunk.tokens == chunk.request.pending]
-        others = [chunk.request for chunk in running.chunks if chunk.tokens < chunk.request.pending]
+        swapped_in = sorted(step.swap_in, key=lambda request: not request.prompt_done)
+        admitted = [chunk.request for chunk in step.admitted]
+        complete = [chunk.request for chunk in step.continued if chunk.tokens == chunk.request.pending]
+        others = [chunk.request for chunk in step.continued if chunk.tokens < chunk.request.pending]
         if not self.sort_running:
-            return [*running.unscheduled, *swapped_in, *decodes, *complete, *others, *admitted]
-        prompts = [chunk.request for chunk in running.chunks]
-        requests = [*running.unscheduled, *admitted, *decodes, *prompts, *swapped_in]
+            return [*step.unscheduled, *swapped_in, *decodes, *complete, *others, *admitted]
+        prompts = [chunk.request for chunk in step.continued]
+        requests = [*step.unscheduled, *admitted, *decodes, *prompts, *swapped_in]
         return sorted(requests, key=lambda request: request.arrival)
 
 

@@ -1,4 +1,4 @@
-"""Code of both vLLM v0 schedulers, policy.py and chunked.py: rules, blocks, preemption, swap-in, delay factor.
+"""Code of both vLLM v0 schedulers, policy.py and chunked.py: rules, and the passes over the queues in one step.
 
 `length` is the prompt plus the generated tokens. The newest token is not cached, so a decode needs blocks for `length`.
 """
@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any, Literal, NamedTuple, Optional
+from typing import Any, Literal, Optional
 
 from servesim.core import (
     BlockPool,
+    Chunk,
     Float0,
     Fraction,
     Int1,
@@ -23,10 +23,10 @@ from servesim.core import (
     Request,
     Stuck,
     View,
-    first_time_after,
 )
 from servesim.core.native import mypyc_attr
 from servesim.engine.rules import EngineRules
+from servesim.policies.delay_factor import Delay, DelayState
 from servesim.policies.vllm_common import requests_in
 
 
@@ -44,73 +44,40 @@ class VLLMv0Rules(EngineRules):
         self.splits_answers = not sequence_groups
 
 
-class DelayState(NamedTuple):
-    """Policy state of the delay factor."""
+class Step:
+    """What one step does so far, and what is left of it."""
 
-    prefill_start: Optional[float] = None  # start of the last prefill, until its latency is measured
-    latency: float = 0.0  # seconds from the start of the last prefill to the next step
+    def __init__(self, view: View, tokens: int, seats: int) -> None:
+        self.view = view
+        self.free, self.host_free = view.pool.free, view.pool.host_free  # blocks
+        self.tokens = tokens
+        self.seats = seats  # sequences
+        self.admitted: list[Chunk] = []  # of new prompts
+        self.ignored: list[Rejection] = []  # new prompts that can never run
+        self.preempt: list[Preemption] = []
+        self.swap_in: list[Request] = []
+        self.infeasible: list[Rejection] = []  # swapped requests that can never come back
+        self.state: Any = view.state  # of the delay factor
+        self.wake_at: Optional[float] = None  # time at which a delayed prompt may be admitted
 
-
-class DelayGate:
-    """Applies vLLM's scheduler_delay_factor during one call of `decide`. The constructor measures the last latency.
-
-    Prompts wait for a multiple of the latency of the last prefill: the oldest waiting request must have waited that
-    long. If no request runs, there is no delay. Three scopes:
-
-    queue                0.4.1 - 0.5.3: one test per step; then the whole queue may be admitted
-    request              0.4.0: one test per admission; requests admitted in this step count as running
-    request-unless-idle  0.5.4 - 0.10: one test per admission; requests admitted in this step do not count as running
-    """
-
-    def __init__(self, factor: float, scope: str, view: View, state: DelayState) -> None:
-        if state.prefill_start is not None:
-            state = DelayState(None, view.now - state.prefill_start)
-        self.state = state
-        self.wake_at: Optional[float] = None  # time at which the delayed request may be admitted
-        self._wait = factor * state.latency
-        self._scope = scope
-        self._view = view
-        self._oldest: list[float] = []  # earliest arrival time from each queue position on
-
-    def allows(self, removed: int, admitted: int) -> bool:
-        """Return whether the next request may be admitted. `removed` and `admitted` count those of this step."""
-        if not self._view.running and (self._scope != "request" or not admitted):
-            return True
-        oldest = self._view.waiting.oldest() if self._scope == "queue" or not removed else self._oldest_from(removed)
-        if self._view.now - oldest > self._wait:
-            return True
-        self.wake_at = first_time_after(oldest, self._wait)
+    def skips(self, length: int) -> bool:
+        """Whether later prompts may go before one of this length."""
         return False
 
-    def _oldest_from(self, position: int) -> float:
-        if not self._oldest:
-            arrivals = [request.arrival for request in self._view.waiting]
-            self._oldest = list(accumulate(reversed(arrivals), min))[::-1]
-        return self._oldest[position]
+    def why_ignored(self, length: int) -> str:
+        """Return why a prompt of this length is too long; empty: it is not."""
+        raise NotImplementedError
 
-    def state_after_prefill(self) -> DelayState:
-        """Return the policy state of a step with a prefill."""
-        return DelayState(self._view.now, self.state.latency)
+    def first_tokens(self, length: int) -> int:
+        """Return how many tokens of a prompt would run in this step; 0: it must wait."""
+        raise NotImplementedError
 
-
-class BlockPlan:
-    """Free blocks after the allocations of the step so far, and its preemptions so far."""
-
-    def __init__(self, view: View, free: Optional[int] = None) -> None:
-        self.view = view
-        self.free = view.pool.free if free is None else free
-        self.host_free = view.pool.host_free
-        self.preempt: list[Preemption] = []
-
-
-class SwapInResult(NamedTuple):
-    """The swapped requests that a step swaps in or rejects."""
-
-    free: int  # blocks left
-    seats: int  # sequences left
-    tokens: int  # left in the step
-    swapped_in: Sequence[Request] = ()
-    infeasible: Sequence[Rejection] = ()
+    def admit(self, request: Request, tokens: int, blocks: int) -> None:
+        """Run tokens of a new prompt, which gets all its blocks."""
+        self.free -= blocks
+        self.tokens -= tokens
+        self.seats -= request.seats
+        self.admitted.append(Chunk(request, tokens, blocks))
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -149,92 +116,116 @@ class VLLMv0(Policy):
     def initial_state(self) -> Any:
         return DelayState() if self.delays else None
 
-    def delay_gate(self, view: View) -> Optional[DelayGate]:
-        """Return the delay gate, or None without a delay."""
-        return DelayGate(self.delay_factor, self.delay_scope, view, view.state) if self.delays else None
-
     def watermark_blocks(self, pool: BlockPool) -> int:
         """Return the number of blocks that an admission or a swap-in must leave free."""
         return int(self.watermark * pool.total)
 
-    def append_or_preempt(self, block_plan: BlockPlan, request: Request, later: deque[Request]) -> bool:
+    def admit(self, step: Step, waiting: Iterable[Request]) -> None:
+        """Admit prompts from the head of waiting until tokens, blocks or sequences are used up."""
+        view, pool, kept_free = step.view, step.view.pool, self.watermark_blocks(step.view.pool)
+        delay = Delay(self.delay_factor, self.delay_scope, view, view.state) if self.delays else None
+        for request in waiting:
+            admitted = len(step.admitted)
+            if delay is not None and not delay.allows(admitted + len(step.ignored), admitted):
+                break
+            length = request.length
+            if step.skips(length):
+                continue
+            blocks = pool.blocks_for(length)
+            reason = step.why_ignored(length)
+            if not reason and pool.total - blocks < kept_free:
+                reason = f"{length} tokens need {blocks} blocks, the limit is {pool.total - kept_free}"
+            if reason:
+                step.ignored.append(Rejection(request, reason))
+                continue
+            tokens = step.first_tokens(length)
+            if step.free - blocks < kept_free or not tokens or step.seats < request.seats:
+                break
+            check_readmission(view, request)
+            step.admit(request, tokens, blocks)
+        if delay is not None:
+            if self.is_prefill(step):
+                delay.record_prefill()
+            step.state, step.wake_at = delay.state, delay.wake_at
+
+    def is_prefill(self, step: Step) -> bool:
+        """Whether the step counts as a prefill, also for the delay factor."""
+        return len(step.admitted) > 0
+
+    def append_or_preempt(self, step: Step, request: Request, later: deque[Request]) -> bool:
         """Allocate the blocks of the next token of a request. Return False if the request itself was preempted.
 
         If blocks are missing, preempt the last request of `later`.
         """
-        pool = block_plan.view.pool
+        pool = step.view.pool
         # A partly computed prompt holds the blocks of its length. If these are full, the append touches no block.
         touches_none = self.append_rule == "touched" and not request.decodes and request.length % pool.block_size == 0
         # vLLM wants a free block for each sequence even if the last block has space.
-        while block_plan.free < (0 if touches_none else request.sequences):
+        while step.free < (0 if touches_none else request.sequences):
             victim = later.pop() if later else request
-            self._preempt(block_plan, victim)
+            self._preempt(step, victim)
             if victim is request:
                 return False
-        block_plan.free -= new_blocks(pool, request, request.blocks)
+        step.free -= new_blocks(pool, request, request.blocks)
         return True
 
-    def _preempt(self, block_plan: BlockPlan, request: Request) -> None:
-        view, blocks = block_plan.view, request.blocks
-        block_plan.free += blocks if request.group is None else request.group.freed_blocks()
+    def _preempt(self, step: Step, request: Request) -> None:
+        view, blocks = step.view, request.blocks
+        step.free += blocks if request.group is None else request.group.freed_blocks()
         if (self.preemption_mode or ("recompute" if request.seats == 1 else "swap")) == "recompute":
             if request.sequences > 1:
                 why = f"vLLM aborts (AssertionError): it cannot recompute the {request.sequences} sequences of request"
                 raise Stuck(f"{why} {request.id}", requests_in(view), view.now)
-            block_plan.preempt.append(Preemption(request))
+            step.preempt.append(Preemption(request))
             return
         need = blocks if self.append_rule == "any_free" else view.pool.blocks_for(request.length)
-        if need > block_plan.host_free:
-            free = block_plan.host_free
+        if need > step.host_free:
+            free = step.host_free
             why = f"vLLM aborts (no CPU swap space): request {request.id} needs {need} host blocks, {free} are free"
             raise Stuck(why, requests_in(view), view.now)
-        block_plan.host_free -= blocks
-        block_plan.preempt.append(Preemption(request, "swap", "swapped"))
+        step.host_free -= blocks
+        step.preempt.append(Preemption(request, "swap", "swapped"))
 
-    def check_readmission(self, view: View, request: Request) -> None:
-        """Raise Stuck if vLLM ends here: a recomputed request with other sequences that ended may not be a prompt.
-
-        If its first sequence has ended, vLLM does not see that it is a prompt, and goes on.
-        """
-        group = request.group
-        if group is not None and group.members > 1 and not group.first_ended:
-            ended = group.members - 1
-            raise Stuck(
-                f"vLLM aborts (AssertionError in Scheduler.schedule: a prompt has one sequence): request {request.id} "
-                f"is computed again after {ended} of its {group.members} sequences ended",
-                requests_in(view),
-                view.now,
-            )
-
-    def choose_swap_ins(self, view: View, free: int, seats: int, tokens: int) -> SwapInResult:
-        """Return the requests to swap in. The arguments are what is left: blocks, sequences and tokens of the step."""
-        if not view.swapped:
-            return SwapInResult(free, seats, tokens)
-        pool, watermark_blocks = view.pool, self.watermark_blocks(view.pool)
-        queue = view.swapped if self.swap_order == "swapped" else sorted(view.swapped, key=lambda r: r.arrival)
-        swapped_in: list[Request] = []
-        infeasible: list[Rejection] = []
-        for request in queue:
+    def swap_in(self, step: Step) -> None:
+        """Choose the requests to swap in, as far as blocks, sequences and tokens are left."""
+        swapped, pool = step.view.swapped, step.view.pool
+        kept_free = self.watermark_blocks(pool)
+        for request in swapped if self.swap_order == "swapped" else sorted(swapped, key=lambda r: r.arrival):
             blocks = pool.blocks_for(request.length)
             need = request.host_blocks + request.sequences if self.append_rule == "any_free" else blocks
             if self.fail_infeasible and need > pool.total:
-                infeasible.append(self._fail_swap_in(request, need, pool.total))
+                step.infeasible.append(self._fail_swap_in(request, need, pool.total))
                 continue
             # A swap-in is never chunked.
-            new_tokens = request.pending * request.sequences
-            if free - need < watermark_blocks or seats < request.seats or new_tokens > tokens:
+            tokens = request.pending * request.sequences
+            if step.free - need < kept_free or step.seats < request.seats or tokens > step.tokens:
                 break
-            free -= request.host_blocks + new_blocks(pool, request, request.host_blocks)
-            seats -= request.seats
-            tokens -= new_tokens
-            swapped_in.append(request)
-        return SwapInResult(free, seats, tokens, swapped_in, infeasible)
+            step.free -= request.host_blocks + new_blocks(pool, request, request.host_blocks)
+            step.seats -= request.seats
+            step.tokens -= tokens
+            step.swap_in.append(request)
 
     def _fail_swap_in(self, request: Request, need: int, total: int) -> Rejection:
         reason, keeps = f"needs {need} blocks to swap in, the pool has {total}", not self.free_failed_swaps
         if keeps:
             reason += f"; vLLM does not free its {request.host_blocks} host blocks"
         return Rejection(request, reason, keeps_host_blocks=keeps)
+
+
+def check_readmission(view: View, request: Request) -> None:
+    """Raise Stuck if vLLM ends here: a recomputed request with other sequences that ended may not be a prompt.
+
+    If its first sequence has ended, vLLM does not see that it is a prompt, and goes on.
+    """
+    group = request.group
+    if group is not None and group.members > 1 and not group.first_ended:
+        ended = group.members - 1
+        raise Stuck(
+            f"vLLM aborts (AssertionError in Scheduler.schedule: a prompt has one sequence): request {request.id} "
+            f"is computed again after {ended} of its {group.members} sequences ended",
+            requests_in(view),
+            view.now,
+        )
 
 
 def new_blocks(pool: BlockPool, request: Request, held: int) -> int:

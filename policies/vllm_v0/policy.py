@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, Optional
+from typing import Final, Literal, NamedTuple, Optional
 
 from servesim.core import (
     FOREVER,
@@ -17,7 +17,6 @@ from servesim.core import (
     Plan,
     Preemption,
     Queue,
-    Rejection,
     Reorder,
     Request,
     View,
@@ -26,20 +25,40 @@ from servesim.core import (
 from servesim.core.native import mypyc_attr
 from servesim.policies.vllm_common import budget_refusals, priority_key
 
-from .common import BlockPlan, VLLMv0, VLLMv0Rules, seats_of
+from .common import Step, VLLMv0, VLLMv0Rules, seats_of
 
 # vLLM's block manager requires one free block during a decode step, even if no request uses it.
 DECODE_KEEP_ONE_FREE: Final = Plan(decode=True, hold=Hold(keep_free=1))
 DECODE_PAST_FINISH_KEEP_ONE_FREE: Final = Plan(decode=True, hold=Hold(keep_free=1, past_finish=True))
 
 
-class PrefillResult(NamedTuple):
-    """The waiting requests that a step admits or ignores (rejects), and the state of the delay factor."""
+class PrefillStep(Step):
+    """A step with whole prompts. Some versions pad them to the longest one."""
 
-    chunks: Sequence[Chunk] = ()
-    ignored: Sequence[Rejection] = ()
-    state: Any = None
-    wake_at: Optional[float] = None
+    def __init__(self, policy: VLLM, view: View) -> None:
+        budget = policy.token_budget(view)
+        super().__init__(view, budget, policy.max_num_seqs - seats_of(view, view.running))
+        self.budget = budget
+        self.most = budget if view.max_model_len is None else min(budget, view.max_model_len)
+        self.padded = policy.padded_prefill
+        self.max_paddings = FOREVER if policy.max_paddings is None else policy.max_paddings
+        self.longest = 0  # of the admitted prompts
+
+    def why_ignored(self, length: int) -> str:
+        if length <= self.most:
+            return ""
+        return f"{length} tokens in one step, the limit is {self.most} (max_num_batched_tokens, max_model_len)"
+
+    def first_tokens(self, length: int) -> int:
+        if not self.padded:
+            return length if length <= self.tokens else 0
+        padded = (len(self.admitted) + 1) * max(self.longest, length)
+        padding = padded - length - (self.budget - self.tokens)
+        return length if padded <= self.budget and padding <= self.max_paddings else 0
+
+    def admit(self, request: Request, tokens: int, blocks: int) -> None:
+        super().admit(request, tokens, blocks)
+        self.longest = max(self.longest, tokens)
 
 
 class PriorityPreemption(NamedTuple):
@@ -91,113 +110,73 @@ class VLLM(VLLMv0):
             return DECODE_PAST_FINISH_KEEP_ONE_FREE if view.decoding else IDLE_PLAN
         if not (view.waiting or view.running or view.swapped):
             return Plan(state=view.state)
-        prompts = PrefillResult(state=view.state)
+        step = PrefillStep(self, view)
         if not view.swapped and (view.waiting or self.delay_factor > 0):
-            prompts = self._schedule_prefills(view)
-            if prompts.chunks or (prompts.ignored and self.ignored_step):
-                return Plan(chunks=prompts.chunks, reject=prompts.ignored, state=prompts.state)
+            self.admit(step, view.waiting)
+            if self.is_prefill(step):
+                return Plan(chunks=step.admitted, reject=step.ignored, state=step.state)
         if self.policy == "priority":
-            return self._decode_by_priority(view, prompts)
+            return self._decode_by_priority(step)
         # free == 0 is enough if the last request takes the last block: then every request still finds a free block.
         if view.decoding and (
             view.has_groups or (free <= 0 and not (free == 0 and view.running[-1].cached % pool.block_size == 0))
         ):
-            preempt = self._append_or_preempt_all(view, view.running, pool.free).preempt
-            if preempt:
-                return self._decode_plan(prompts, 0, preempt=preempt, decode=len(preempt) < len(view.running))
+            self._append_or_preempt_all(step, view.running)
+            if step.preempt:
+                return self._decode_plan(step, 0, decode=len(step.preempt) < len(view.running))
+        step.free = free
         if view.swapped:
-            return self._swap_in(view, prompts, free, view.running)
-        if fcfs_without_delay and not prompts.ignored:
+            return self._swap_in_and_decode(step, view.running)
+        if fcfs_without_delay and not step.ignored:
             return DECODE_KEEP_ONE_FREE if view.decoding else IDLE_PLAN
-        return self._decode_plan(prompts, 0 if prompts.ignored else FOREVER, decode=view.decoding > 0)
+        return self._decode_plan(step, 0 if step.ignored else FOREVER, decode=view.decoding > 0)
 
     def token_budget(self, view: View) -> int:
         """Return the maximum number of tokens per step."""
         return self.max_num_batched_tokens or max(view.max_model_len or 0, 2048)
 
-    def _schedule_prefills(self, view: View) -> PrefillResult:
-        """Admit from the head of waiting until tokens, blocks or requests are used up."""
-        pool, free, watermark_blocks = view.pool, view.pool.free, self.watermark_blocks(view.pool)
-        token_budget = self.token_budget(view)
-        max_length = token_budget if view.max_model_len is None else min(token_budget, view.max_model_len)
-        seats = self.max_num_seqs - seats_of(view, view.running)
-        gate = self.delay_gate(view)
-        chunks: list[Chunk] = []
-        ignored: list[Rejection] = []
-        tokens = longest = 0
-        for request in view.waiting:
-            if gate is not None and not gate.allows(len(chunks) + len(ignored), len(chunks)):
-                break
-            length = request.length
-            blocks = pool.blocks_for(length)
-            if length > max_length or pool.total - blocks < watermark_blocks:
-                reason = self._ignore_reason(length, max_length, blocks, pool.total - watermark_blocks)
-                ignored.append(Rejection(request, reason))
-                continue
-            tokens, longest = tokens + length, max(longest, length)
-            padded = (len(chunks) + 1) * longest
-            if (
-                free - blocks < watermark_blocks
-                or (padded if self.padded_prefill else tokens) > token_budget
-                or seats < request.seats
-            ):
-                break
-            if self.padded_prefill and self.max_paddings is not None and padded - tokens > self.max_paddings:
-                break
-            self.check_readmission(view, request)
-            free, seats = free - blocks, seats - request.seats
-            chunks.append(Chunk(request, length))
-        if gate is None:
-            return PrefillResult(chunks, ignored)
-        prefill = chunks or (ignored and self.ignored_step)
-        return PrefillResult(chunks, ignored, gate.state_after_prefill() if prefill else gate.state, gate.wake_at)
+    def is_prefill(self, step: Step) -> bool:
+        return len(step.admitted) > 0 or (self.ignored_step and len(step.ignored) > 0)
 
-    def _ignore_reason(self, length: int, max_length: int, blocks: int, max_blocks: int) -> str:
-        if length > max_length:
-            return f"{length} tokens in one step, the limit is {max_length} (max_num_batched_tokens, max_model_len)"
-        return f"{length} tokens need {blocks} blocks, the limit is {max_blocks}"
-
-    def _append_or_preempt_all(self, view: View, running: Queue, free: int) -> BlockPlan:
+    def _append_or_preempt_all(self, step: Step, running: Queue) -> None:
         """Allocate the blocks of the next token of all running requests. If some are missing, preempt the last ones."""
-        block_plan = BlockPlan(view, free)
         queue = deque(running)
         while queue:
-            self.append_or_preempt(block_plan, queue.popleft(), queue)
-        return block_plan
+            self.append_or_preempt(step, queue.popleft(), queue)
 
-    def _decode_plan(self, prompts: PrefillResult, steps: int, **fields: Any) -> Plan:
-        hold = Hold(steps, keep_free=1, until=prompts.wake_at)
-        return Plan(**{"reject": prompts.ignored, "hold": hold, "state": prompts.state, **fields})
+    def _decode_plan(self, step: Step, steps: int, decode: bool, chunks: Sequence[Chunk] = ()) -> Plan:
+        return Plan(
+            preempt=step.preempt, swap_in=step.swap_in, reject=[*step.ignored, *step.infeasible], chunks=chunks,
+            decode=decode, hold=Hold(steps, keep_free=1, until=step.wake_at), state=step.state,
+        )  # fmt: skip
 
-    def _swap_in(self, view: View, prompts: PrefillResult, free: int, running: Queue) -> Plan:
+    def _swap_in_and_decode(self, step: Step, running: Queue) -> Plan:
         """Decode and swap in. Swapped-in requests come last in the batch."""
-        tokens = sum([request.sequences for request in running]) if view.has_groups else len(running)
-        swaps = self.choose_swap_ins(
-            view, free, self.max_num_seqs - seats_of(view, running), self.token_budget(view) - tokens
-        )
-        swapped_in, infeasible = swaps.swapped_in, swaps.infeasible
-        reject = [*prompts.ignored, *infeasible]
-        if swapped_in and self.sort_running:
-            chunks = [Chunk(r, r.sequences) for r in (*running, *swapped_in)]
-            return self._decode_plan(prompts, 0, swap_in=swapped_in, reject=reject, chunks=chunks)
-        steps = 0 if swapped_in or reject else FOREVER
-        decode = bool(running or swapped_in)
-        return self._decode_plan(prompts, steps, swap_in=swapped_in, reject=reject, decode=decode)
+        view = step.view
+        step.seats = self.max_num_seqs - seats_of(view, running)
+        step.tokens -= sum([request.sequences for request in running]) if view.has_groups else len(running)
+        self.swap_in(step)
+        if step.swap_in and self.sort_running:
+            chunks = [Chunk(r, r.sequences) for r in (*running, *step.swap_in)]
+            return self._decode_plan(step, 0, False, chunks)
+        steps = 0 if step.swap_in or step.ignored or step.infeasible else FOREVER
+        return self._decode_plan(step, steps, decode=bool(running or step.swap_in))
 
-    def _decode_by_priority(self, view: View, prompts: PrefillResult) -> Plan:
+    def _decode_by_priority(self, step: Step) -> Plan:
         """Sort both queues and preempt for the head of waiting, then decode as usual."""
-        queues = self._preempt_by_priority(view, {rejection.request for rejection in prompts.ignored})
+        view, preempt = step.view, step.preempt
+        queues = self._preempt_by_priority(view, {rejection.request for rejection in step.ignored})
         if queues.victims or view.has_groups or view.pool.free <= view.decode_block_need:
-            free = view.pool.free + sum(request.blocks for request in queues.victims)
-            block_plan = self._append_or_preempt_all(view, queues.running, free)
+            step.free += sum(request.blocks for request in queues.victims)
+            self._append_or_preempt_all(step, queues.running)
         else:
-            block_plan = BlockPlan(view, view.pool.free - view.decode_block_need)
-        preempt = block_plan.preempt
+            step.free -= view.decode_block_need
         preempted = {preemption.request for preemption in preempt}
         running = [request for request in queues.running if request not in preempted]
-        plan = self._decode_plan(prompts, 0, decode=bool(running))
-        if not preempt:
-            plan = self._swap_in(view, prompts, block_plan.free, running)
+        if preempt:
+            plan = self._decode_plan(step, 0, decode=bool(running))
+        else:
+            plan = self._swap_in_and_decode(step, running)
         waiting = [gone.request for gone in preempt[::-1] if gone.queue == "front"] + queues.waiting
         unsorted = [request for request in view.running if request not in preempted and request not in queues.victims]
         sort_running, sort_waiting = running != unsorted, bool(preempt) or waiting != list(view.waiting)
@@ -207,7 +186,7 @@ class VLLM(VLLMv0):
             reorder=Reorder(
                 waiting if sort_waiting else None, [*running, *plan.moves.swap_in] if sort_running else None
             ),
-            hold=plan.hold if stays else Hold(0, until=prompts.wake_at),
+            hold=plan.hold if stays else Hold(0, until=step.wake_at),
         )
 
     def _preempt_by_priority(self, view: View, ignored: set[Request]) -> PriorityPreemption:
