@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def register(commands: Any) -> None:
     compare = commands.add_parser(
-        "compare", help="compare two scenarios, runs or configurations of a sweep",
+        "compare", run=run_compare, help="compare two scenarios, runs or configurations of a sweep",
         description="Compare B with A. Scenario files run on common random numbers. They and configurations of sweeps "
         "are paired by replication, folders of single runs with the same requests by batches of requests. Runs with "
         "other requests are not paired: their intervals are wider.",
@@ -44,7 +44,6 @@ def register(commands: Any) -> None:
     options.add_json(compare)
     options.add_trust(compare)
     options.add_executor_options(compare)
-    compare.set_defaults(run=run_compare)
 
 
 def run_compare(args: argparse.Namespace) -> int:
