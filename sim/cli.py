@@ -41,6 +41,11 @@ class Parser(argparse.ArgumentParser):
     finished = False
     add_late: Callable[[], None] = staticmethod(lambda: None)  # adds options when the command is used
 
+    def __init__(self, *, run: Optional[Callable[[argparse.Namespace], int]] = None, **how: Any) -> None:
+        """Create the parser of a command; `run` is what the command does, `how` what argparse needs."""
+        super().__init__(**how)
+        self.set_defaults(run=run)
+
     @property
     def commands(self) -> Any:
         """The action that holds the subcommands, or None."""

@@ -83,7 +83,7 @@ class Tuner:
         self.settings = settings
         self.quiet = say is None
         self.say = say or (lambda line: None)
-        self.start_profile = load_profile(experiment.base.get("profile", Scenario.model_fields["profile"].default))
+        self.start_profile = load_profile(experiment.profile)
         self.rounds: list[Round] = []
         self.overhead = 0.0  # device seconds of a measurement beyond its run: loading, warm-up
 

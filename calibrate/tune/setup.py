@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from servesim.config.scenario import Scenario
 from servesim.core import BadInput
 from servesim.costs.device_profile import load_profile
 from servesim.study.experiment import Experiment
@@ -45,7 +44,7 @@ def check_sampling(experiment: Experiment) -> None:
     own = (experiment.base.get("engine") or {}).get("sampling")
     if own is None:
         return
-    profile = load_profile(experiment.base.get("profile", Scenario.model_fields["profile"].default))
+    profile = load_profile(experiment.profile)
     if profile.sampling_used != own:
         raise BadInput(
             f"engine.sampling: sim tune needs a profile that was measured with {own}, got {profile.name}; "

@@ -24,9 +24,10 @@ def register(commands: Any) -> None:
     calibrate = commands.add_parser("calibrate", help="measure or fit the step costs of a device")
     kinds = calibrate.add_subparsers(metavar="ACTION", required=True)
     register_probe(kinds)
-    fit = kinds.add_parser("fit", help="fit the samples of a profile folder and print the held-out error")
+    fit = kinds.add_parser(
+        "fit", run=fit_samples, help="fit the samples of a profile folder and print the held-out error"
+    )
     add(fit, {"FOLDER": "profile folder with samples.csv, and probe.yaml or profile.yaml"})
-    fit.set_defaults(run=fit_samples)
     register_check(kinds)
     register_logs(kinds)
     register_vllm(kinds)
@@ -37,18 +38,16 @@ def register(commands: Any) -> None:
 
 def register_logs(kinds: Any) -> None:
     logs = kinds.add_parser(
-        "logs",
-        help="fit step costs to logs of real runs",
+        "logs", run=fit_from_logs, help="fit step costs to logs of real runs",
         description="Fit step costs to logs and reported totals of real runs. The fit runs the simulator for each "
         "trial value.",
-    )
+    )  # fmt: skip
     add(logs, {
         "FILE": "YAML file with the scenario and the measured times of each run",
         "-o, --output DIR": "folder for profile.yaml (default: print the fit only)",
         "--no-cross-validation": "skip the fits that leave out one run each (faster, no held-out error)",
     })  # fmt: skip
     add_trust(logs)
-    logs.set_defaults(run=fit_from_logs)
 
 
 def fit_from_logs(args: argparse.Namespace) -> int:
@@ -80,11 +79,10 @@ def fit_from_logs(args: argparse.Namespace) -> int:
 
 def register_probe(kinds: Any) -> None:
     probe = kinds.add_parser(
-        "probe",
-        help="measure the step times of a device",
+        "probe", run=probe_device, help="measure the step times of a device",
         description="Measure step times on a grid of step shapes in random order, then fit a cost model. A shape is "
         "repeated until its median reaches --precision. To continue after an interruption, run the same command again.",
-    )
+    )  # fmt: skip
     device = add_device_options(probe)
     add(device, {"--num-blocks N": "KV blocks on the device (default 1024)"})
     add(device, {"--block-size N": "tokens per KV block (default 16)"})
@@ -100,18 +98,16 @@ def register_probe(kinds: Any) -> None:
     out = probe.add_argument_group("output")
     add(out, {"-o, --output DIR": "profile folder to write or to continue"}, required=True)
     add(out, {"--no-fit": "measure only, do not fit"})
-    probe.set_defaults(run=probe_device)
 
 
 def register_check(kinds: Any) -> None:
     check = kinds.add_parser(
-        "check", help="print the measured range and the error of a profile, and what to measure next"
-    )
+        "check", run=check_profile, help="print the measured range and the error of a profile, and what to measure next"
+    )  # fmt: skip
     add(check, {"PROFILE": "bundled profile or profile folder"})
     wrong = "exit with 3 if a held-out error is larger, e.g. 0.03 or 3%%"
     add(check, {"--tolerance FRACTION": wrong}, type=fraction)
     add_json(check)
-    check.set_defaults(run=check_profile)
 
 
 def probe_device(args: argparse.Namespace) -> int:

@@ -14,11 +14,11 @@ from .options import add, add_names, names_of
 
 def register_derive(kinds: Any) -> None:
     derive = kinds.add_parser(
-        "derive",
+        "derive", run=derive_profile,
         help="compute a profile for another model, precision, tensor-parallel degree or device from a measured one",
         description="Scale the measured step times with the FLOPs and bytes of the models and the data sheets of the "
         "devices. The result is marked as derived in every output, and its intervals are wide.",
-    )
+    )  # fmt: skip
     known = "h200-llama2-7b; h200-llama3.1-8b for models with grouped heads"
     source = f"measured profile: bundled name or folder (default: {known})"
     add(derive, {"--from PROFILE": source}, dest="source")
@@ -27,7 +27,6 @@ def register_derive(kinds: Any) -> None:
     add(derive, {"--front-end SECONDS": outside}, type=float)
     add(derive, {"--eager": "server without CUDA graphs: the host launches every kernel of a step"})
     add(derive, {"-o, --output DIR": "profile folder to write"}, required=True)
-    derive.set_defaults(run=derive_profile)
 
 
 def derive_profile(args: argparse.Namespace) -> int:

@@ -20,12 +20,11 @@ ASYNCHRONOUS = (
 
 def register_endpoint(kinds: Any) -> None:
     endpoint = kinds.add_parser(
-        "endpoint",
-        help="send calibration loads to a running server and fit its step costs",
+        "endpoint", run=calibrate_endpoint, help="send calibration loads to a running server and fit its step costs",
         description="Calibrate a server over HTTP. The loads are single requests of growing length, steady batches, "
         "bursts of prompts, and prompts sent to a busy server. answers.jsonl keeps every response. samples.csv "
         "keeps every step time computed from the responses. If a load fails, the other loads still run.",
-    )
+    )  # fmt: skip
     server = add_server_options(endpoint, required=True, timeout=120.0)
     add(server, {"--device TEXT": "name of the device, written to the profile", "--model MODEL": MODEL_HELP})
     loads = endpoint.add_argument_group("loads")
@@ -42,7 +41,6 @@ def register_endpoint(kinds: Any) -> None:
     out = endpoint.add_argument_group("output")
     add(out, {"-o, --output DIR": "profile folder to write"}, required=True)
     add(out, {"--resume": "continue with the responses in DIR; failed loads are repeated"})
-    endpoint.set_defaults(run=calibrate_endpoint)
 
 
 def calibrate_endpoint(args: argparse.Namespace) -> int:

@@ -18,25 +18,25 @@ def register_import(kinds: Any) -> None:
     register_tables(sources)
     register_steps(sources)
     results = sources.add_parser(
-        "results",
+        "results", run=import_results,
         help="a result file of vllm bench serve --save-detailed, sglang.bench_serving, guidellm or aiperf: a run",
         description="Write the folder of a measured run: its requests.csv is a trace and a log for `sim calibrate "
         "logs`, and the folder is the measured side of `sim verify`.",
-    )
+    )  # fmt: skip
     add(results, {"FILE": "result file; the format is detected"})
     add(results, {"--benchmark K": "benchmark in a file with several, counted from 0"}, type=int)
-    add_output(results, import_results, "folder of the measured run to write")
+    add_output(results, "folder of the measured run to write")
 
 
 def register_tables(sources: Any) -> None:
     """Add the sources that have tables of step costs."""
-    vidur = sources.add_parser("vidur", help="Vidur's tables of step costs (.npz): a profile")
+    vidur = sources.add_parser("vidur", run=import_vidur, help="Vidur's tables of step costs (.npz): a profile")
     add(vidur, {"FILE": "file with Vidur's tables of step costs (.npz)"})
     layers = sources.add_parser(
-        "layers",
+        "layers", run=import_layers,
         help="times of single layers, as LLMServingSim's profiler writes them: a profile",
         description="Import a folder with attention.csv, dense.csv and per_sequence.csv (microseconds of one layer).",
-    )
+    )  # fmt: skip
     add(layers, {"FOLDER": "folder of the CSV files, or its parent with one folder tpN"})
     add(layers, {"--layers N": "transformer layers of the model"}, type=int, required=True)
     add(layers, {
@@ -45,18 +45,18 @@ def register_tables(sources: Any) -> None:
     }, type=int)  # fmt: skip
     text = "(`sim models`), if meta.yaml has none; for the time of exchanges between the N devices of tpN"
     add(layers, {f"--{name} NAME": f"{name} {text}" for name in ("model", "device")})
-    for parser, run in ((vidur, import_vidur), (layers, import_layers)):
+    for parser in (vidur, layers):
         add(parser, {"--base SECONDS": "host seconds to add to every step (default: 0)"}, type=float, default=0.0)
-        add_output(parser, run)
+        add_output(parser)
 
 
 def register_steps(sources: Any) -> None:
     """Add the source that has the steps of an engine."""
     steps = sources.add_parser(
-        "steps",
+        "steps", run=import_steps,
         help="the step log of an engine, CSV or JSON lines: a profile",
         description="Read a step log, write its steps as samples.csv and fit them. docs/imports.md lists the columns.",
-    )
+    )  # fmt: skip
     add(steps, {"FILE": "step log: one row per step, with its start time and its batch"})
     add(steps, {"--column FIELD=NAME": "name of a field in this file (repeatable)"})
     steps.add_argument("--time-unit", choices=["s", "ms", "us", "ns"], default="s", help="unit of the times")
@@ -66,13 +66,12 @@ def register_steps(sources: Any) -> None:
         "not (default: found from the slow steps)"
     )
     add(steps, {"--first-use TOKENS": prepared}, type=int)
-    add_output(steps, import_steps)
+    add_output(steps)
 
 
-def add_output(parser: Any, run: Any, about: str = "profile folder to write") -> None:
-    """Add the output folder, and the function that writes it."""
+def add_output(parser: Any, about: str = "profile folder to write") -> None:
+    """Add the output folder."""
     add(parser, {"-o, --output DIR": about}, required=True)
-    parser.set_defaults(run=run)
 
 
 def import_vidur(args: argparse.Namespace) -> int:

@@ -22,14 +22,14 @@ RECORDER = "servesim.calibrate.adapter.vllm_recorder.recording_scheduler"
 
 def register_vllm(kinds: Any) -> None:
     vllm = kinds.add_parser(
-        "vllm",
+        "vllm", run=calibrate_vllm,
         help="record the steps of a vLLM server under a load, fit them and check the result on the server",
         description="Start a vLLM server, or use one that runs with the recorder (--url and --steps). Send loads to "
         "it, fit the steps that its scheduler recorded, and write a profile and a scenario with its settings. Then "
         "send another load, and compare it with the simulation. Start your own server with SERVESIM_STEPS=FILE and "
         f"--scheduler-cls {RECORDER}",
         usage="sim calibrate vllm [options] -o DIR -- MODEL [flags of vLLM]",
-    )
+    )  # fmt: skip
     vllm.add_argument(
         "arguments", nargs="*", metavar="MODEL [FLAGS]", help="after --: model and flags of the vLLM server to start"
     )
@@ -52,7 +52,7 @@ def register_vllm(kinds: Any) -> None:
         "--check-only": "only check: send the last load again, also to a server with other flags, and compare",
     })  # fmt: skip
     add_tolerance(out)
-    vllm.set_defaults(run=calibrate_vllm, metrics=None)
+    vllm.set_defaults(metrics=None)
 
 
 def calibrate_vllm(args: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ CODES = {"met": 0, "undecided": 1, "broken": 3}  # exit codes; 2 is bad input
 
 def register(commands: Any) -> None:
     check = commands.add_parser(
-        "check", help="check that a scenario meets constraints, for continuous integration",
+        "check", run=run_check_command, help="check that a scenario meets constraints, for continuous integration",
         description="Simulate a scenario several times and check its constraints. Exit code: 0 if all are met, 1 if "
         "the interval of a metric contains its limit (undecided), 3 if a constraint is broken.",
     )  # fmt: skip
@@ -43,7 +43,7 @@ def register(commands: Any) -> None:
     })  # fmt: skip
     options.add_json(out)
     options.add_executor_options(check)
-    check.set_defaults(run=run_check_command, X=None, T=None)  # no options of the contest
+    check.set_defaults(X=None, T=None)  # no options of the contest
 
 
 def run_check_command(args: argparse.Namespace) -> int:

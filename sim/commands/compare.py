@@ -15,13 +15,12 @@ from .notes import note_uncertainty, print_result
 
 if TYPE_CHECKING:
     from servesim.statistics.objective import Objective
-    from servesim.study.compare import Difference
     from servesim.study.compared_runs import ComparedRuns
 
 
 def register(commands: Any) -> None:
     compare = commands.add_parser(
-        "compare", help="compare two scenarios, runs or configurations of a sweep",
+        "compare", run=run_compare, help="compare two scenarios, runs or configurations of a sweep",
         description="Compare B with A. Scenario files run on common random numbers. They and configurations of sweeps "
         "are paired by replication, folders of single runs with the same requests by batches of requests. Runs with "
         "other requests are not paired: their intervals are wider.",
@@ -44,13 +43,13 @@ def register(commands: Any) -> None:
     options.add_json(compare)
     options.add_trust(compare)
     options.add_executor_options(compare)
-    compare.set_defaults(run=run_compare)
 
 
 def run_compare(args: argparse.Namespace) -> int:
     """Compare and print."""
+    from servesim.files.terminal import screen_of
     from servesim.statistics.objective import parse_objective
-    from servesim.study.compare import compare, differences_json
+    from servesim.study.compare import Compared, compare
     from servesim.study.compared_runs import load_runs
     from servesim.study.executor import open_executor
 
@@ -64,8 +63,8 @@ def run_compare(args: argparse.Namespace) -> int:
     for profile in simulated.values() if draws else ():
         note_uncertainty(args, profile)
     differences = compare(a, b, metrics_of(named, args, a, b), args.confidence)
-    sides = (a, b, differences)
-    print_result(args, lambda: differences_json(*sides), lambda: comparison_text(args, *sides))
+    compared = Compared(a, b, differences, args.confidence)
+    print_result(args, compared.as_json, lambda: compared.format(screen_of(sys.stdout)))
     if args.output:
         from servesim.report.compare_page import write_compare_report
 
@@ -85,19 +84,3 @@ def metrics_of(
 
     further = [Objective(name, "min") for name in percentile_metrics(args.metric_percentiles)]
     return list(dict.fromkeys([*(named or default_objectives(a, b)), *further]))
-
-
-def comparison_text(
-    args: argparse.Namespace, a: ComparedRuns, b: ComparedRuns, differences: Sequence[Difference]
-) -> str:
-    """Return the table, the comparison in sentences, and notes on the profiles."""
-    from servesim.files.terminal import screen_of
-    from servesim.runs.run_warnings import source_notes
-    from servesim.study.columns import table_lines
-    from servesim.study.compare import COLUMNS, describe_pairs, name_of_b, summarise
-
-    summary = summarise(differences, name_of_b(a, b))
-    text = f"{summary} {describe_pairs(differences, args.confidence)}"
-    notes = [f"note: {note.text}" for note in source_notes([a.profile, b.profile])]
-    lines = table_lines(COLUMNS, differences, screen_of(sys.stdout))
-    return "\n".join([f"A: {a.name}", f"B: {b.name}", *lines, text, *notes])

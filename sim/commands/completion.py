@@ -14,13 +14,12 @@ FOLDERS = ("DIR", "FOLDER")
 
 def register(commands: Any) -> None:
     completion = commands.add_parser(
-        "completion", help="print a completion script for bash, zsh or fish",
+        "completion", run=print_completion, help="print a completion script for bash, zsh or fish",
         description="Print a script that completes commands, options, policies, presets, profiles and files. Load it "
         'in bash with: eval "$(sim completion bash)", in zsh with: eval "$(sim completion zsh)", in fish with: '
         "sim completion fish | source.",
     )  # fmt: skip
     options.add(completion, {"{bash,zsh,fish}=shell": "bash, zsh or fish"})
-    completion.set_defaults(run=print_completion)
 
 
 def print_completion(args: argparse.Namespace) -> int:

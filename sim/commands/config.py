@@ -14,16 +14,13 @@ FIRST_PRESET = "vllm-v1-0.32"  # of `sim config init`
 def register(commands: Any) -> None:
     group = commands.add_parser("config", help="scenario files: schema, validate, init")
     actions = group.add_subparsers(metavar="ACTION", required=True)
-    schema = actions.add_parser("schema", help="print the JSON schema of scenario files")
-    schema.set_defaults(run=print_schema)
-    validate = actions.add_parser("validate", help="check scenario files")
+    actions.add_parser("schema", run=print_schema, help="print the JSON schema of scenario files")
+    validate = actions.add_parser("validate", run=validate_files, help="check scenario files")
     options.add(validate, {"FILE...=files": "scenario YAML file"})
-    validate.set_defaults(run=validate_files)
-    start = actions.add_parser("init", help="write a first scenario file")
+    start = actions.add_parser("init", run=write_start, help="write a first scenario file")
     preset = f"preset whose settings the file has; `sim policies list` lists them (default {FIRST_PRESET})"
     options.add(start, {"[FILE]=file": "file to write (default: standard output)", "--preset NAME": preset})
     options.add_names(start)
-    start.set_defaults(run=write_start)
 
 
 def print_schema(args: argparse.Namespace) -> int:

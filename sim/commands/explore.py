@@ -14,7 +14,7 @@ from . import options
 
 def register(commands: Any) -> None:
     explore = commands.add_parser(
-        "explore", help="try settings on a local page: sliders on the left, results on the right",
+        "explore", run=explore_scenario, help="try settings on a local page: sliders on the left, results on the right",
         description="Show a scenario on a local page. The settings are controls, and the results follow while a slider "
         "moves. Only this machine reaches the page, with the address that the command prints.",
     )  # fmt: skip
@@ -29,7 +29,6 @@ def register(commands: Any) -> None:
     server = explore.add_argument_group("server")
     options.add(server, {"--port N": "port of 127.0.0.1 (default: a free one)"}, default=0)
     options.add(server, {"--no-browser": "print the address, open no browser", **options.JOBS})
-    explore.set_defaults(run=explore_scenario)
 
 
 def explore_scenario(args: argparse.Namespace) -> int:

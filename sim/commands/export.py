@@ -12,7 +12,7 @@ from .notes import print_messages
 
 def register(commands: Any) -> None:
     export = commands.add_parser(
-        "export", help="print a scenario as flags or configuration of a real server",
+        "export", run=run_export, help="print a scenario as flags or configuration of a real server",
         description="Print the command or the configuration with which a real server runs the policy of a scenario. "
         "Comments list what it cannot express.",
     )  # fmt: skip
@@ -20,7 +20,6 @@ def register(commands: Any) -> None:
     options.add(export, {f"--to {{{','.join(options.SERVERS)}}}": "the server"}, required=True)
     options.add(export, {"--model NAME": "model that the server loads (default: that of the profile, if it names one)"})
     options.add(export, {**options.SETTING, "-o, --output FILE": "file to write (default: standard output)"})
-    export.set_defaults(run=run_export)
 
 
 def read_source(source: str, settings: list[str]) -> dict[str, Any]:

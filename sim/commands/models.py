@@ -16,12 +16,11 @@ DEVICE_COLUMNS = ("device", "memory (GiB)", "bandwidth (TB/s)", "16-bit peak (TF
 
 def register(commands: Any) -> None:
     models = commands.add_parser(
-        "models", help="list the models and devices that --model and --device know",
+        "models", run=list_models, help="list the models and devices that --model and --device know",
         description="List the public models and devices that --model, --device and the key `profile` of a scenario "
         "know by name. Another model can be given as its config.json or folder of Hugging Face.",
     )  # fmt: skip
     options.add_json(models)
-    models.set_defaults(run=list_models)
 
 
 def list_models(args: argparse.Namespace) -> int:

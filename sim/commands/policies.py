@@ -14,19 +14,21 @@ SEEDS = 8  # random workloads per check
 
 def register(commands: Any) -> None:
     group = commands.add_parser("policies", help="list, show and check policies, presets and routers")
-    group.set_defaults(run=list_policies, json=False)
+    group.set_defaults(run=list_policies, json=False)  # without an action
     actions = group.add_subparsers(metavar="ACTION")
-    listing = actions.add_parser("list", help="list policies and presets by engine, with their validation, and routers")
+    listing = actions.add_parser(
+        "list", run=list_policies, help="list policies and presets by engine, with their validation, and routers"
+    )
     options.add_json(listing)
-    listing.set_defaults(run=list_policies)
-    show = actions.add_parser("show", help="show the fields and defaults of a policy or router, and its validation")
+    show = actions.add_parser(
+        "show", run=show_policy, help="show the fields and defaults of a policy or router, and its validation"
+    )
     shown = "name of a policy, preset or router, or path/to/file.py:Name"
     options.add(show, {"NAME=policy_or_preset": shown})
     options.add_json(show)
     options.add_trust(show)
-    show.set_defaults(run=show_policy)
     check = actions.add_parser(
-        "check", help="check that a policy or a router follows its contract",
+        "check", run=run_check, help="check that a policy or a router follows its contract",
         description="Check the policy contract on random workloads. The policy must be deterministic, respect `hold`, "
         "lose no request, and make the same decisions in simulated and live runs. A router must be deterministic, "
         "change its memory only in the methods that say what happened, and choose replicas that are present.",
@@ -34,7 +36,6 @@ def register(commands: Any) -> None:
     options.add(check, {"NAME=policy": "name of a policy or router, or path/to/file.py:Name",
                         "--set FIELD=VALUE": "value of a field (repeatable)"})  # fmt: skip
     options.add_trust(check)
-    check.set_defaults(run=run_check)
     policies_prove.register(actions)
 
 

@@ -18,7 +18,7 @@ SCENARIOS = 40  # presets and random scenarios
 
 def register(actions: Any) -> None:
     prove = actions.add_parser(
-        "prove", help="compare the decisions of a policy with those of an installed engine",
+        "prove", run=run_prove, help="compare the decisions of a policy with those of an installed engine",
         description="Run the scheduler and the KV cache of an installed engine with a pretended model, and compare "
         "every decision with the policy: requests and tokens of each step, preemptions, cached tokens, free blocks. "
         "Exit code 3 if there is a difference.",
@@ -35,7 +35,6 @@ def register(actions: Any) -> None:
     })  # fmt: skip
     options.add_json(prove)
     options.add_trust(prove)
-    prove.set_defaults(run=run_prove)
 
 
 def run_prove(args: argparse.Namespace) -> int:

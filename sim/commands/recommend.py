@@ -23,7 +23,7 @@ EXPORTED = {"vllm-ascend": "vllm"}  # engine -> server of `sim export`
 
 def register(commands: Any) -> None:
     recommend = commands.add_parser(
-        "recommend", help="find the settings of a server for a model, a device, a load and limits",
+        "recommend", run=print_answer, help="find the settings of a server for a model, a device, a load and limits",
         description="Try the settings that matter for an engine at your load, and print the best ones as a command of "
         "the server, the highest load within your limits, and what limits it. Requests arrive at random; their lengths "
         "have the given means, and half of the mean as standard deviation. --trace FILE uses your own requests.",
@@ -53,7 +53,6 @@ def register(commands: Any) -> None:
     )
     options.add(out, options.JOBS)
     options.add_json(out)
-    recommend.set_defaults(run=print_answer)
 
 
 def print_answer(args: argparse.Namespace) -> int:

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 def register(commands: Any) -> None:
     replay = commands.add_parser(
-        "replay",
+        "replay", run=replay_scenarios,
         help="run a scenario or the best of a sweep on a live engine and print the error",
         description="Run scenarios on a backend (--backend) or against a running server (--url). Then simulate the "
         "same requests, compare both runs, and print the error.",
-    )
+    )  # fmt: skip
     options.add_scenario_options(replay)
     best = replay.add_argument_group("best of a sweep")
     options.add(best, {"--from SWEEP": "sweep folder or its best.yaml, instead of a scenario"}, dest="sweep")
@@ -67,7 +67,6 @@ def register(commands: Any) -> None:
     options.add(how, options.PERCENTILES)
     options.add_tolerance(how)
     options.add_contest_options(replay)
-    replay.set_defaults(run=replay_scenarios)
 
 
 def replay_scenarios(args: argparse.Namespace) -> int:

@@ -13,15 +13,14 @@ from .notes import print_json, print_warning
 
 def register(commands: Any) -> None:
     report = commands.add_parser(
-        "report", help="write report.html of a sweep or a run",
+        "report", run=run_report, help="write report.html of a sweep or a run",
         description="Write one offline HTML page from the finished runs of a sweep, or from a single run.",
     )  # fmt: skip
     sources = "folder of `sim sweep`, `sim search`, `sim capacity`, `sim run` or `sim replay`"
     options.add(report, {"DIR=folder": sources, "-o, --output FILE": "file to write (default: DIR/report.html)"})
-    report.set_defaults(run=run_report)
 
     plot = commands.add_parser(
-        "plot", help="draw the charts of a sweep",
+        "plot", run=run_plot, help="draw the charts of a sweep",
         description="Draw charts of report.html with matplotlib: trade-offs and parameters; "
         "for a sweep over rates, its curves.",
     )  # fmt: skip
@@ -30,10 +29,9 @@ def register(commands: Any) -> None:
         "-o, --output DIR": "folder for the charts (default: DIR/plots)",
         "--format {png,svg}": "file format (default png)",
     })  # fmt: skip
-    plot.set_defaults(run=run_plot)
 
     table = commands.add_parser(
-        "table", help="print a metric of a sweep over two parameters",
+        "table", run=run_table, help="print a metric of a sweep over two parameters",
         description="Print one metric of a sweep as a table: the values of one parameter in rows, of another in "
         "columns. The other parameters have the winner's values.",
     )  # fmt: skip
@@ -46,7 +44,6 @@ def register(commands: Any) -> None:
         "--rate RATE": "rate of a sweep over rates, requests per second",
     })  # fmt: skip
     options.add_json(table)
-    table.set_defaults(run=run_table)
 
 
 def run_report(args: argparse.Namespace) -> int:

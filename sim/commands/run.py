@@ -23,8 +23,9 @@ SLOW_SECONDS = 3.0  # of all draws: shorter than starting worker processes
 
 def register(commands: Any) -> None:
     run = commands.add_parser(
-        "run", help="simulate one scenario", description="Simulate one scenario and print its metrics."
-    )
+        "run", run=run_scenario, help="simulate one scenario",
+        description="Simulate one scenario and print its metrics.",
+    )  # fmt: skip
     options.add_scenario_options(run)
     options.add_names(run)
     out = run.add_argument_group("output")
@@ -41,7 +42,6 @@ def register(commands: Any) -> None:
     checks = run.add_argument_group("checks")
     options.add(checks, {"--no-fast-forward": "call the policy in every decode step (slower, same result)"})
     options.add_contest_options(run)
-    run.set_defaults(run=run_scenario)
 
 
 def run_scenario(args: argparse.Namespace) -> int:

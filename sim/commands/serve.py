@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 
 def register(commands: Any) -> None:
     serve = commands.add_parser(
-        "serve",
-        help="serve HTTP clients with a policy on a live backend",
+        "serve", run=serve_clients, help="serve HTTP clients with a policy on a live backend",
         description="Serve the HTTP APIs of OpenAI (completions, chat) and llm-serving with the policy and engine of"
         " a scenario, and vLLM's metrics at /metrics.",
-    )
+    )  # fmt: skip
     options.add_scenario_options(serve)
     options.add_device_options(serve)
     serve.set_defaults(model=None)  # the default is given later: backend fake must know whether the user named one
@@ -43,7 +42,6 @@ def register(commands: Any) -> None:
     named = "name of the model for clients; repeat it for several (default: the model's own name)"
     options.add(where, {"--served-model-name NAME": named}, action="append", default=[])
     options.add_contest_options(serve)
-    serve.set_defaults(run=serve_clients)
 
 
 def serve_clients(args: argparse.Namespace) -> int:

@@ -37,29 +37,27 @@ CAPACITY_KEYS = ("subject_to", "rates", "precision", "replications", "steady")
 
 def register(commands: Any) -> None:
     sweep = commands.add_parser(
-        "sweep", help="run a grid of configurations and rank them",
+        "sweep", run=run_sweep, help="run a grid of configurations and rank them",
         description="Run every configuration of a sweep file on the same random numbers and rank them against a "
         "baseline.",
     )  # fmt: skip
     options.add(sweep, {"FILE": "sweep YAML file, or sweep folder to continue"})
     add_study_options(sweep, "sweep", "SweepFile", SWEEP_KEYS)
-    sweep.set_defaults(run=run_sweep)
     search = commands.add_parser(
-        "search", help="search for the best configuration with Optuna",
+        "search", run=run_search, help="search for the best configuration with Optuna",
         description="Search the parameter space of a search file with Optuna: TPE, or NSGA-II for several objectives.",
     )  # fmt: skip
     options.add(search, {"FILE": "search YAML file"})
     add_study_options(search, "search", "SearchFile", SEARCH_KEYS)
-    search.set_defaults(run=run_search)
     capacity = commands.add_parser(
-        "capacity", help="find the highest request rate that meets constraints",
+        "capacity", run=run_capacity, help="find the highest request rate that meets constraints",
         description="Find the highest request rate at which a scenario meets all constraints, by bisection. Every rate "
         "has the same requests; only their arrival times are scaled. A short workload is made longer: in a short run, "
         "a backlog that grows stays small. The result is that of a sweep over rates.",
     )  # fmt: skip
     options.add(capacity, {"FILE": "scenario YAML file"})
     options.add(add_study_options(capacity, "capacity", "CapacityKeys", CAPACITY_KEYS), options.GOODPUT)
-    capacity.set_defaults(run=run_capacity, top=None)
+    capacity.set_defaults(top=None)
 
 
 def add_study_options(command: Any, noun: str, model: str, keys: Sequence[str]) -> Any:

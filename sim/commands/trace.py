@@ -20,25 +20,25 @@ def register(commands: Any) -> None:
     actions = group.add_subparsers(metavar="ACTION", required=True)
     _register_convert(actions)
     _register_synth(actions)
-    examples = actions.add_parser("examples", help="write two results of `vllm bench serve`, the traces of recipe 5")
+    examples = actions.add_parser(
+        "examples", run=write_examples, help="write two results of `vllm bench serve`, the traces of recipe 5"
+    )
     options.add(examples, {"-o, --output DIR": "folder for the files (default: this one)"}, default=".")
-    examples.set_defaults(run=write_examples)
     _register_inspect(actions)
 
 
 def _register_convert(actions: Any) -> None:
-    convert = actions.add_parser("convert", help="convert traces between formats, and edit them")
+    convert = actions.add_parser("convert", run=convert_trace, help="convert traces between formats, and edit them")
     source = "trace file, plain or .gz; several files are merged; - reads standard input"
     listing = "list the formats that can be read and written, then exit"
     options.add(convert, {"[FILE...]=files": source, "--list": listing})
     _add_reading_options(convert)
     _add_editing_options(convert)
     _add_writing_options(convert)
-    convert.set_defaults(run=convert_trace)
 
 
 def _register_synth(actions: Any) -> None:
-    synth = actions.add_parser("synth", help="generate a trace from a workload description")
+    synth = actions.add_parser("synth", run=synth_trace, help="generate a trace from a workload description")
     options.add(synth, {
         "[FILE]=file": "YAML file: a scenario with `workload`, or that section alone",
         "--set KEY=VALUE": "override a workload key, e.g. arrivals.rate=8.2 (repeatable)",
@@ -50,17 +50,17 @@ def _register_synth(actions: Any) -> None:
         "--lengths FILE": "with -X: CSV file of lengths, or alpaca JSON with --tokenizer",
         "--tokenizer PATH": "with --lengths: tokenizer.model or tokenizer.json",
     })  # fmt: skip
-    synth.set_defaults(run=synth_trace)
 
 
 def _register_inspect(actions: Any) -> None:
-    inspect = actions.add_parser("inspect", help="print arrivals, lengths, prefixes and sessions of a trace")
+    inspect = actions.add_parser(
+        "inspect", run=inspect_trace, help="print arrivals, lengths, prefixes and sessions of a trace"
+    )
     options.add(inspect, {"FILE": "trace file, plain or .gz; - reads standard input"})
     _add_reading_options(inspect)
     _add_editing_options(inspect)
     options.add(inspect, {"--block-size N": "tokens per block of the prefix cache (default 16)"})
     options.add_json(inspect)
-    inspect.set_defaults(run=inspect_trace)
 
 
 def _add_reading_options(parser: argparse.ArgumentParser) -> None:

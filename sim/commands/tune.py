@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def register(commands: Any) -> None:
     tune = commands.add_parser(
-        "tune", help="sweep, measure the leaders live, correct the profile, and sweep again",
+        "tune", run=run_tune, help="sweep, measure the leaders live, correct the profile, and sweep again",
         description="Sweep, run the leading configurations and the baseline live, correct the profile with the "
         "measured steps, and sweep again, until the order of the leaders is stable or the device time is spent.",
     )  # fmt: skip
@@ -47,7 +47,6 @@ def register(commands: Any) -> None:
     options.add(options.add_server_options(tune), {"--restart COMMAND": restart})
     options.add(tune, {"--warm-up N": "warm-up requests of a run, not measured (default 32; 0 with --url)"})
     options.add_executor_options(tune)
-    tune.set_defaults(run=run_tune)
 
 
 def run_tune(args: argparse.Namespace) -> int:

@@ -17,11 +17,10 @@ if TYPE_CHECKING:
 
 def register(commands: Any) -> None:
     verify = commands.add_parser(
-        "verify",
-        help="compare simulated with measured runs: errors, their sources, ranks",
+        "verify", run=verify_folders, help="compare simulated with measured runs: errors, their sources, ranks",
         description="Compare folders of `sim run -o` and `sim replay -o`. Folders that hold several runs are paired "
         "by name.",
-    )
+    )  # fmt: skip
     options.add(verify, {
         "SIM=simulated": "folder of one or several simulated runs",
         "LIVE=measured": "folder of one or several measured runs, or the result file of vllm bench, guidellm or aiperf",
@@ -30,7 +29,6 @@ def register(commands: Any) -> None:
     })  # fmt: skip
     options.add(verify, options.FURTHER_PERCENTILES, default=())
     options.add_tolerance(verify)
-    verify.set_defaults(run=verify_folders)
 
 
 def verify_folders(args: argparse.Namespace) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Union
@@ -15,28 +14,14 @@ from servesim.report.figures import draw, styled_axes
 from servesim.report.trust import policy_note
 from servesim.statistics.objective import parse_objective
 from servesim.study.columns import frame_row, html_result, printed_cells
-from servesim.study.compare import (
-    COLUMNS,
-    Difference,
-    compare,
-    default_objectives,
-    describe_pairs,
-    name_of_b,
-    summarise,
-)
+from servesim.study.compare import COLUMNS, Compared, compare, default_objectives
 from servesim.study.compared_runs import ComparedRuns, single_run, two_samples
 
 from .run import Result
 
 
-@dataclass(frozen=True)
-class CompareResult:
+class CompareResult(Compared):
     """B compared with A, in pairs with the same random numbers."""
-
-    a: ComparedRuns = field(repr=False)
-    b: ComparedRuns = field(repr=False)
-    differences: Sequence[Difference] = field(repr=False)
-    confidence: float = 0.95
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -50,11 +35,6 @@ class CompareResult:
         """Return the values of A and B in each pair: a replication, or a batch of requests; empty without pairs."""
         a, b, paired, _ = two_samples(self.a, self.b, parse_objective(metric, "metric").metric)
         return pd.DataFrame({"a": a, "b": b} if paired else {"a": [], "b": []}).rename_axis("pair")
-
-    @property
-    def verdict(self) -> str:
-        """The result in sentences."""
-        return summarise(self.differences, name_of_b(self.a, self.b))
 
     def plot(self, axes: Any = None) -> Any:
         """Draw the relative change of each metric; return the matplotlib axes."""
@@ -70,7 +50,7 @@ class CompareResult:
         return f"CompareResult({self.verdict})"
 
     def _repr_html_(self) -> str:
-        notes = [self.verdict, describe_pairs(self.differences, self.confidence)]
+        notes = [self.verdict, self.basis]
         notes.append(policy_note(runs.scenario for runs in (self.a, self.b)))
         return html_result(f"A: {self.a.name}, B: {self.b.name}", printed_cells(COLUMNS, self.differences), notes)
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from servesim.core import BadInput
+from servesim.files.terminal import PLAIN, Screen
 from servesim.runs.leading import leading_metrics
 from servesim.runs.metric_table import Unit, format_quantity, metrics_in, short_metric, unit_of
+from servesim.runs.run_warnings import source_notes
 from servesim.statistics.intervals import Interval, with_draws
 from servesim.statistics.objective import Objective, parse_objective
 from servesim.statistics.two_samples import RUN, RelativeChange, TwoSamples, relative_change
 
-from .columns import EVERYWHERE, Column, Medium, json_row
+from .columns import EVERYWHERE, Column, Medium, json_row, table_lines
 from .compared_runs import ComparedRuns, paired_draws, two_samples
 from .replications import find_invalid
 from .study_keys import INDIFFERENCE
@@ -190,21 +192,41 @@ COLUMNS = (  # a row is a Difference
 )
 
 
-def differences_json(a: ComparedRuns, b: ComparedRuns, differences: Sequence[Difference]) -> dict[str, Any]:
-    """Return a comparison as JSON; `draws` are B minus A in each draw of the cost model."""
-    rows = {}
-    for row in differences:
-        rows[row.objective.metric] = json_row(COLUMNS, row) | ({"draws": list(row.draws)} if row.draws else {})
-    return {"a": a.name, "b": b.name, "metrics": rows, "verdict": summarise(differences, name_of_b(a, b))}
+@dataclass(frozen=True)
+class Compared:
+    """B compared with A."""
 
+    a: ComparedRuns = field(repr=False)
+    b: ComparedRuns = field(repr=False)
+    differences: Sequence[Difference] = field(repr=False)
+    confidence: float = 0.95
 
-def describe_pairs(differences: Sequence[Difference], confidence: float) -> str:
-    """Return what the intervals are based on, and whether they include the error of the cost model."""
-    basis, draws = basis_of(differences), max(len(row.draws) for row in differences)
-    text = f"{basis[:1].upper()}{basis[1:]}, {100 * confidence:g} % t intervals" if basis else "One run each"
-    if draws:
-        return f"{text} and {draws} draws of the cost model (calibration uncertainty)."
-    return f"{text}, {NOT_TESTED}."
+    @property
+    def verdict(self) -> str:
+        """The result in sentences."""
+        return summarise(self.differences, name_of_b(self.a, self.b))
+
+    @property
+    def basis(self) -> str:
+        """What the intervals are based on, and whether they include the error of the cost model."""
+        basis, draws = basis_of(self.differences), max(len(row.draws) for row in self.differences)
+        text = f"{basis[:1].upper()}{basis[1:]}, {100 * self.confidence:g} % t intervals" if basis else "One run each"
+        if draws:
+            return f"{text} and {draws} draws of the cost model (calibration uncertainty)."
+        return f"{text}, {NOT_TESTED}."
+
+    def format(self, screen: Screen = PLAIN) -> str:
+        """Return the names of A and B, the table, the result in sentences, and notes on the profiles."""
+        lines = [f"A: {self.a.name}", f"B: {self.b.name}", *table_lines(COLUMNS, self.differences, screen)]
+        notes = [f"note: {note.text}" for note in source_notes([self.a.profile, self.b.profile])]
+        return "\n".join([*lines, f"{self.verdict} {self.basis}", *notes])
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the comparison as JSON; `draws` are B minus A in each draw of the cost model."""
+        rows = {}
+        for row in self.differences:
+            rows[row.objective.metric] = json_row(COLUMNS, row) | ({"draws": list(row.draws)} if row.draws else {})
+        return {"a": self.a.name, "b": self.b.name, "metrics": rows, "verdict": self.verdict}
 
 
 def basis_of(differences: Sequence[Difference]) -> str:

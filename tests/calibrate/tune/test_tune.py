@@ -183,6 +183,22 @@ def test_a_failed_measurement_loses_no_earlier_one_and_the_rest_is_as_without_th
     assert profiles[0].read_text() == profiles[1].read_text()
 
 
+def test_a_run_continues_from_another_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = sweep_tree(TRUE_COST)
+    del tree["base"]["workload"]
+    rows = "".join(f"{0.03 * k:.2f},{20 + k},{5 + k % 9}\n" for k in range(20))
+    (tmp_path / "trace.csv").write_text(f"arrival,prompt,output\n{rows}")
+    write_sweep(tmp_path, {**tree, "base": {**tree["base"], "trace": "trace.csv"}})
+    monkeypatch.chdir(tmp_path)
+    whole = tune(Path("sweep.yaml"), VirtualTarget(TRUE_COST), Path("out"))
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    again = VirtualTarget(TRUE_COST)
+    resumed = tune(Path("../sweep.yaml"), again, Path("../out"), resume=True)
+    assert not again.measured and resumed.measurements == whole.measurements
+    assert resumed.rounds[-1].leader.config == whole.rounds[-1].leader.config
+
+
 @pytest.mark.slow
 def test_a_killed_command_continues_with_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, folder = write_sweep(tmp_path, sweep_tree()), tmp_path / "tuned"
