@@ -1,7 +1,7 @@
 """experiment.json, search.json and tune.json: names, keys, and the check that a resumed run is still the same.
 
 A resumed experiment must read the same files: runs on an older and a newer trace must not share one result. So the
-files hold digests of the traces, user policies and profiles.
+files hold digests of the traces, profiles, and user policies and routers, also those of the pools of a cluster.
 
 Paths in them start at the working folder of the first run. If there are such paths, the key `working_folder` says where
 it is, as seen from the folder of the experiment. So commands in another working folder find the same files.
@@ -14,12 +14,13 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
-from servesim.config.layers import Tree, as_section
-from servesim.config.paths import find_beside, names_relative_file, resolve_settings, resolve_sweep_paths
+from servesim.config.cluster import router_class
+from servesim.config.layers import ROUTERS, Tree, as_section
+from servesim.config.paths import find_beside, names_relative_file, paths_in, resolve_settings, resolve_sweep_paths
 from servesim.config.registry import policy_class
 from servesim.config.scenario import Scenario
 from servesim.config.user_code import names_file
@@ -129,25 +130,34 @@ def input_digests(scenarios: Iterable[Tree]) -> dict[str, str]:
 def input_names(tree: Tree) -> Iterable[tuple[str, str]]:
     """Yield the kind and the path of every file that a scenario reads."""
     trace = as_section("trace", tree.get("trace")) or {}
-    profile = tree.get("profile", Scenario.model_fields["profile"].default)
     yield from ((kind, trace[key]) for kind, key in (("trace", "path"), ("tokenizer", "tokenizer")) if trace.get(key))
-    name = policy_file(tree)
-    if name is not None:
-        yield "policy", name.rpartition(":")[0] if ".py:" in name else name
-    if isinstance(profile, str) or is_named(profile):
-        yield "profile", profile if isinstance(profile, str) else measured_for(profile)
+    yield from (("workload", path) for path in paths_in({"workload": tree.get("workload")}))
+    yield from ((kind, name.rpartition(":")[0] if ".py:" in name else name) for kind, name in code_of(tree))
+    default = Scenario.model_fields["profile"].default
+    for profile in (tree.get("profile", default), *(pool.get("profile") for pool in pools_of(tree))):
+        if isinstance(profile, str) or is_named(profile):
+            yield "profile", profile if isinstance(profile, str) else measured_for(profile)
 
 
-def policy_file(tree: Tree) -> Optional[str]:
-    """Return the policy of a scenario, FILE.py:NAME or FILE.py; None if it has a built-in one."""
-    name = (as_section("policy", tree.get("policy")) or {}).get("name")
-    return name if names_file(name) else None
+def pools_of(tree: Tree) -> Sequence[Tree]:
+    """Return the pools of the cluster of a scenario."""
+    return (tree.get("cluster") or {}).get("pools") or ()
 
 
-def load_policies(scenarios: Iterable[Tree]) -> None:
-    """Load every policy file of an experiment before its first run: with a file that does not load, each run fails."""
-    for name in sorted({name for tree in scenarios if (name := policy_file(tree)) is not None}):
-        policy_class(name)
+def code_of(tree: Tree) -> Iterable[tuple[str, str]]:
+    """Yield the user's policies and routers of a scenario, FILE.py:NAME or FILE.py, with their kind."""
+    sections = [("policy", "policy", part) for part in (tree, *pools_of(tree))]
+    sections += [("router", key, tree.get("cluster") or {}) for key in ROUTERS]
+    for kind, key, part in sections:
+        name = (as_section(key, part.get(key)) or {}).get("name")
+        if isinstance(name, str) and names_file(name):
+            yield kind, name
+
+
+def load_code(scenarios: Iterable[Tree]) -> None:
+    """Load the user's files of an experiment before its first run: with a file that does not load, each run fails."""
+    for kind, name in sorted({code for tree in scenarios for code in code_of(tree)}):
+        policy_class(name) if kind == "policy" else router_class(name, "cluster.router")
 
 
 def digest(kind: str, path: str) -> str:

@@ -32,7 +32,7 @@ from .experiment import RUNS_FILE, Experiment, planned_draws
 from .experiment_file import (
     EXPERIMENT_FILE,
     input_digests,
-    load_policies,
+    load_code,
     name_of_file,
     open_folder,
     read_terms,
@@ -130,7 +130,7 @@ def scenarios_of(experiment: Experiment, params: Tree) -> list[Tree]:
 def search(spec: Search, folder: Union[str, Path], executor: Executor, resume: bool, progress: Progress) -> Summary:
     """Run the missing runs of all trials and return the summary."""
     folder = Path(folder)
-    load_policies(spec.scenarios)
+    load_code(spec.scenarios)
     planned = planned_trials(spec, folder / SEARCH_FILE)
     open_folder(folder, SEARCH_FILE, {**spec.terms, "trials": planned}, resume, "search")
     experiment = spec.experiment.changed(configs=[dict(spec.experiment.configs[0])])  # every trial adds one

@@ -14,7 +14,7 @@ from servesim.statistics.intervals import interval, paired_difference, replicati
 
 from .executor import Executor, run_in_order
 from .experiment import RUNS_FILE, Experiment, load_experiment, planned_draws
-from .experiment_file import EXPERIMENT_FILE, load_policies, open_folder
+from .experiment_file import EXPERIMENT_FILE, load_code, open_folder
 from .journal import Journal, read_journal, sync
 from .progress import Progress
 from .ranking import CONFIRM_REPLICATION_OFFSET, Summary
@@ -34,7 +34,7 @@ def sweep(
 ) -> Records:
     """Run the missing runs of an experiment; return all its records."""
     folder = Path(folder)
-    load_policies(map(experiment.tree, range(len(experiment.configs))))
+    load_code(map(experiment.tree, range(len(experiment.configs))))
     open_folder(folder, EXPERIMENT_FILE, experiment.as_json(), resume, "sweep")
     progress = Progress("sweep", quiet=True) if progress is None else progress
     with Journal(folder / RUNS_FILE) as journal:

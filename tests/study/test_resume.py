@@ -21,6 +21,12 @@ from . import sweeps
 from .test_search import results, search_file
 
 QUIET = ("-j", 1, "-q", "--no-report")
+ROUTER = """from servesim.routers import Router
+
+class First(Router):
+    def route(self, request, fleet, random):
+        return 0
+"""
 OWN = "from servesim.policies.llm_serving import LLMServing\n\nclass Mine(LLMServing):\n    pass\n"
 
 
@@ -39,7 +45,12 @@ def write_inputs() -> dict[str, Any]:
     Path("own.py").write_text(OWN)
     Path("costs").mkdir(exist_ok=True)
     Path("costs/profile.yaml").write_text(yaml.safe_dump({"cost": sweeps.COSTS}))
-    return {"trace": "trace.csv", "policy": {"name": "own.py:Mine"}, "profile": "costs"}
+    Path("route.py").write_text(ROUTER)
+    Path("pool").mkdir(exist_ok=True)
+    Path("pool/profile.yaml").write_text(yaml.safe_dump({"cost": sweeps.COSTS}))
+    pools = [{"name": "a", "profile": "pool"}, {"name": "b"}]
+    cluster = {"router": "route.py:First", "pools": pools}
+    return {"trace": "trace.csv", "policy": {"name": "own.py:Mine"}, "profile": "costs", "cluster": cluster}
 
 
 CHANGES = {
@@ -49,6 +60,10 @@ CHANGES = {
     "profile costs changed": lambda: Path("costs/profile.yaml").write_text(
         yaml.safe_dump({"cost": {**sweeps.COSTS, "decode_step": 0.5}})
     ),
+    "profile pool changed": lambda: Path("pool/profile.yaml").write_text(
+        yaml.safe_dump({"cost": {**sweeps.COSTS, "decode_step": 0.5}})
+    ),
+    "router route.py changed": lambda: Path("route.py").write_text(ROUTER + "\n# changed\n"),
 }
 
 
