@@ -47,20 +47,33 @@ KNOWN = (
 )
 
 
-def install_repair(worker: Any = None, model: Any = None) -> None:
-    """Repair the classes Worker and DisModel (default: of the server in this process, if its code is known)."""
+def install_repair() -> None:
+    """Repair the server in this process, if its code is known."""
     mode = os.environ.get(VARIABLE, "")
     if mode not in ("", "1", "repair"):
         raise BadInput(f"{VARIABLE}: expected 1, repair or nothing, got {mode!r}")
     if mode == "1":
         return
-    if worker is None:
-        if not mode and (unknown := unknown_functions()):
-            raise BadInput(
-                f"adapter: prefill_batch above 1: unknown code: {', '.join(unknown)}; set prefill_batch to 1, or "
-                f"{VARIABLE}=repair to repair this code all the same, or {VARIABLE}=1 if its agent needs no repair"
-            )
-        worker, model = import_classes()
+    if not mode and (unknown := unknown_functions()):
+        raise BadInput(
+            f"adapter: prefill_batch above 1: unknown code: {', '.join(unknown)}; set prefill_batch to 1, or "
+            f"{VARIABLE}=repair to repair this code all the same, or {VARIABLE}=1 if its agent needs no repair"
+        )
+    module = server_module("worker.worker")
+    repair(module.Worker, getattr(module.DisModel, "_cls", module.DisModel))  # DisModel is a singleton around a class
+
+
+def server_module(name: str) -> Any:
+    """Return a module of the server in this process."""
+    try:
+        return importlib.import_module(f"mindspore_serving.{name}")
+    except ImportError as error:
+        why = f"cannot import llm-serving ({error})"
+        raise BadInput(f"adapter: {why}; run in its folder, or put that folder into PYTHONPATH") from None
+
+
+def repair(worker: Any, model: Any) -> None:
+    """Repair the classes Worker and DisModel of a server."""
     for kind, names in ((worker, ("_predict", "_get_valid_length")), (model, ("call", "_assemble_pa_full_inputs"))):
         missing = [name for name in names if not hasattr(kind, name)]
         if missing:
@@ -69,15 +82,6 @@ def install_repair(worker: Any = None, model: Any = None) -> None:
     repair_calls(model)
     model._assemble_pa_full_inputs = prefill_blocks
     print("servesim repairs prefills of several prompts: lengths, block tables, tokens", file=sys.stderr, flush=True)
-
-
-def import_classes() -> tuple[Any, Any]:
-    """Return the classes Worker and DisModel of the server in this process."""
-    try:
-        module = importlib.import_module("mindspore_serving.worker.worker")
-    except ImportError as error:
-        raise BadInput(f"adapter: cannot import the worker of llm-serving ({error})") from None
-    return module.Worker, getattr(module.DisModel, "_cls", module.DisModel)  # DisModel is a singleton around a class
 
 
 def repair_lengths(worker: Any) -> None:

@@ -7,7 +7,6 @@ a queue for preempted requests and the policy state. Python 3.9, standard librar
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import sys
@@ -22,7 +21,7 @@ from servesim.engine.cohort import Cohort
 from servesim.engine.queues import FifoQueue, SortedQueue
 from servesim.engine.rules import rules_of
 
-from .grouped_prefill import install_repair
+from .grouped_prefill import install_repair, server_module
 from .policy_state import POLICY_VARIABLE, PolicyState, fields_from, make_policy
 
 LIVE_STATUSES = ("RUNNING", "INPUT_OUTOFRANGE")  # of occupied slots
@@ -158,43 +157,28 @@ def check(policy: Policy, schedule: Any) -> None:
         raise BadInput("delay_variant: contest-as-reported crashes on an empty queue; set fix_delay_bugs")
 
 
-def import_server() -> tuple[Any, Any]:
-    """Return the classes Schedule and AsyncMaster of the server in this process."""
-    try:
-        schedule = importlib.import_module("mindspore_serving.schedule.schedule").Schedule
-        return schedule, importlib.import_module("mindspore_serving.master.master").AsyncMaster
-    except ImportError as error:
-        why = f"cannot import llm-serving ({error})"
-        raise BadInput(f"adapter: {why}; run in its folder, or put that folder into PYTHONPATH") from None
+def install() -> None:
+    """Let the policy of the environment fill the slots of the server in this process.
 
-
-def install(
-    policy: Optional[Policy] = None, schedule: Any = None, master: Any = None, worker: Any = None, model: Any = None
-) -> None:
-    """Replace the paged scheduling of a Schedule class (default: of the server in this process).
-
-    With several prompts per prefill, also repair the classes Worker and DisModel.
+    With several prompts per prefill, also repair the server.
     """
-    if policy is None:
-        policy = make_policy(*fields_from(os.environ.get(POLICY_VARIABLE, "{}"), "llm-serving"))
-    if schedule is None:
-        schedule, master = import_server()
+    policy = make_policy(*fields_from(os.environ.get(POLICY_VARIABLE, "{}"), "llm-serving"))
+    schedule, master = server_module("schedule.schedule").Schedule, server_module("master.master").AsyncMaster
     check(policy, schedule)
     grouped = getattr(policy, "prefill_batch", 1) > 1
     if grouped:
         if not hasattr(master, "_check_prompt_predict_data_pa"):
             raise BadInput("adapter: AsyncMaster has no _check_prompt_predict_data_pa; set prefill_batch to 1")
-        install_repair(worker, model)
-    chosen = policy
+        install_repair()
     adapters: WeakKeyDictionary[Any, Adapter] = WeakKeyDictionary()  # one per schedule; a server has one schedule
     last: list[Adapter] = []
 
     def fill(self: Any) -> None:
         adapter = adapters.get(self)
         if adapter is None:
-            adapter = adapters[self] = Adapter(chosen)
+            adapter = adapters[self] = Adapter(policy)
             # Not a log record: the server's scripts log errors only.
-            print(f"servesim now schedules {self.batch_size} slots: {chosen}", file=sys.stderr, flush=True)
+            print(f"servesim now schedules {self.batch_size} slots: {policy}", file=sys.stderr, flush=True)
         last[:] = [adapter]
         adapter.fill_slots(self)
 

@@ -40,17 +40,17 @@ class Point:
     def name(self) -> str:
         return f"{self.kind} {self.rows}x{self.prompt}"
 
-    def requests(self, prompt_seed: str, output: int, short_prompt: int, speed: ServerSpeed) -> list[Request]:
-        """Return its requests. A new seed gives prompts that the server cannot have cached."""
+    def requests(self, name: str, output: int, short_prompt: int, speed: ServerSpeed) -> list[Request]:
+        """Return its requests. A new name gives new prompts."""
         if self.kind == "busy":
-            return self._busy(prompt_seed, output, short_prompt, speed)
+            return self._busy(name, output, short_prompt, speed)
         tokens, delay = (1, BURST_DELAY_S) if self.kind == "burst" else (output, 0.0)
-        return [Request(f"{prompt_seed}/{row}", delay if row else 0.0, self.prompt, tokens) for row in range(self.rows)]
+        return [Request(f"{name}/{row}", delay if row else 0.0, self.prompt, tokens) for row in range(self.rows)]
 
-    def _busy(self, prompt_seed: str, output: int, short_prompt: int, speed: ServerSpeed) -> list[Request]:
+    def _busy(self, name: str, output: int, short_prompt: int, speed: ServerSpeed) -> list[Request]:
         """Return requests that keep the server busy, and probes, one by one, at different phases of a step."""
-        probes = [f"{prompt_seed}/probe {k}" for k in range(PROBES_PER_LOAD)]
-        background = [Request(f"{prompt_seed}/{row}", 0.0, short_prompt, 2 * output) for row in range(self.rows)]
+        probes = [f"{name}/probe {k}" for k in range(PROBES_PER_LOAD)]
+        background = [Request(f"{name}/{row}", 0.0, short_prompt, 2 * output) for row in range(self.rows)]
         start = 1.2 * self.rows * speed.ttft + 2.0 * speed.step
         previous = [None, *probes]
         return background + [

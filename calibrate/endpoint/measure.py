@@ -13,6 +13,7 @@ from typing import Any, Optional
 
 import numpy as np
 from servesim.calibrate.client.load_generator import LoadGenerator, SentRequest, send
+from servesim.calibrate.client.prompts import Prompts
 from servesim.calibrate.client.protocols import Api, LlmServing, OpenAI, TextCompletions
 from servesim.calibrate.client.server_counters import served_model
 from servesim.core import BadInput, Request
@@ -49,16 +50,16 @@ class EndpointClient:
         """Send requests and wait for all responses."""
         return send(self.url, self.api, requests, self.timeout)
 
-    def send_small(self, prompt_seed: str) -> tuple[SentRequest, bool]:
+    def send_small(self, id: str) -> tuple[SentRequest, bool]:
         """Send one small request; return it, and whether the user interrupted it."""
-        load = self.send([Request(f"{prompt_seed}/small", 0.0, 16, 4)])
+        load = self.send([Request(id, 0.0, 16, 4)])
         return load.sent_requests[0], load.stopped
 
-    def wait_until_healthy(self, prompt_seed: str) -> Optional[str]:
+    def wait_until_healthy(self) -> Optional[str]:
         """Wait until the server responds at its usual speed; return the problem if it does not."""
         deadline, failures = time.monotonic() + self.timeout, 0
         while True:
-            sent, stopped = self.send_small(f"{prompt_seed}/{time.monotonic_ns()}")
+            sent, stopped = self.send_small(f"check {time.monotonic_ns()}")
             if stopped:
                 raise KeyboardInterrupt
             if sent.outcome != "finished":
@@ -77,22 +78,26 @@ def duration(sent: SentRequest) -> float:
 
 
 def detect_api(url: str, api: str, model: Optional[str], timeout: float, prompt_seed: str) -> EndpointClient:
-    """Return a client for the server. Raises BadInput if the server does not answer a small request."""
-    max_length = None
+    """Return a client for the server. Raises BadInput if the server does not answer a small request.
+
+    A new seed gives prompts that the server cannot have cached.
+    """
+    max_length, prompts = None, Prompts(prompt_seed)
     if api == "llm-serving":
-        candidates: Sequence[Api] = [LlmServing()]
+        candidates: Sequence[Api] = [LlmServing(prompts)]
     else:
         name, max_length = served_model(url, model)
-        candidates = [OpenAI(name), TextCompletions(name)]  # token ids are exact, but some servers do not accept them
+        # Token ids are exact, but some servers do not accept them.
+        candidates = [OpenAI(name, prompts), TextCompletions(name, prompts)]
     for candidate in candidates:
         client = EndpointClient(url, candidate, timeout, max_length)
-        sent, stopped = client.send_small(f"{prompt_seed}/contact")
+        sent, stopped = client.send_small("contact")
         if stopped:
             raise KeyboardInterrupt
         if sent.outcome == "finished":
             if isinstance(candidate, TextCompletions):
                 candidate.added_tokens = added_tokens(sent)
-            second, _ = client.send_small(f"{prompt_seed}/contact again")  # the first can include a cold start
+            second, _ = client.send_small("contact again")  # the first can include a cold start
             client.usual_seconds = duration(second) if second.outcome == "finished" else duration(sent)
             return client
         if sent.outcome in ("broken", "timed out"):
@@ -140,7 +145,6 @@ class MeasurementRun:
     design: Design
     journal: Journal  # open
     budget: float  # seconds after which no new load starts
-    prompt_seed: str
     measured: Measurements = field(default_factory=Measurements)
     speed: ServerSpeed = field(default_factory=ServerSpeed)
     _seconds: dict[Point, float] = field(default_factory=dict)  # of the last run of a load
@@ -175,9 +179,8 @@ class MeasurementRun:
 
     def _run_load(self, load: LoadResult) -> None:
         """Run one load and record it. After a failure, wait until the server is healthy again."""
-        prompt_seed = f"{self.prompt_seed}/{load.point.name}/{load.round}"
         start = time.monotonic()
-        requests = load.point.requests(prompt_seed, self.design.output, self.design.short_prompt, self.speed)
+        requests = load.point.requests(load.name, self.design.output, self.design.short_prompt, self.speed)
         generator = self.client.send(requests)
         if generator.stopped:
             raise KeyboardInterrupt
@@ -191,7 +194,7 @@ class MeasurementRun:
             return
         timed_out = any(sent.outcome == "timed out" for sent in load.sent_requests)
         self._failures[load.point] = self._failures.get(load.point, 0) + (2 if timed_out else 1)
-        problem = self.client.wait_until_healthy(prompt_seed)
+        problem = self.client.wait_until_healthy()
         if problem is not None:
             name = load.point.name
             self.measured.end_reason = f"the server no longer answers since {name} ({load.failure}): {problem}"
@@ -204,7 +207,7 @@ class MeasurementRun:
 
 
 def measure_endpoint(
-    client: EndpointClient, design: Design, folder: Path, budget: float, prompt_seed: str, resume: bool, quiet: bool
+    client: EndpointClient, design: Design, folder: Path, budget: float, resume: bool, quiet: bool
 ) -> Measurements:
     """Measure into a folder, or resume an earlier run of the same server; failed loads run again."""
     path = folder / ANSWERS
@@ -216,4 +219,4 @@ def measure_endpoint(
                 earlier = quote(record["server"])
                 raise BadInput(f"{path}: measured on {earlier}, not on {client.about}; use another folder")
         measured = Measurements([load for load in loads_of(journal.records) if load.failure is None])
-        return MeasurementRun(client, design, journal, budget, prompt_seed, measured).run(progress)
+        return MeasurementRun(client, design, journal, budget, measured).run(progress)

@@ -107,30 +107,27 @@ class HttpFrontEnd:
         except CannotEncode as error:
             raise refused(400, str(error)) from None
 
-    def submit(self, jobs: Sequence[Job]) -> RequestGroup:
-        """Submit requests: all of them, or none with a 503."""
+    @contextlib.asynccontextmanager
+    async def requests(self, jobs: Sequence[Job]) -> AsyncIterator[RequestGroup]:
+        """Submit requests: all of them, or none with a 503. Abort those that have not ended when the response does."""
         if len(jobs) > self.engine.max_open:
             raise refused(400, f"expected at most {self.engine.max_open} answers in a response, got {len(jobs)}")
         try:
-            return self.engine.submit([job._replace(tokens=self._model_ids(job.tokens)) for job in jobs])
+            group = self.engine.submit([job._replace(tokens=self._model_ids(job.tokens)) for job in jobs])
         except TooManyRequests as error:
             raise refused(503, str(error)) from None
+        try:
+            yield group
+        finally:
+            for handle in group.handles:
+                if not handle.finished:
+                    self.engine.abort(handle)
 
     def _model_ids(self, tokens: Sequence[int]) -> Sequence[int]:
         """Return ids that the model has. Its vocabulary may be smaller than that of the tokenizer."""
         if self.tokenizer.size <= self.vocab:
             return tokens
         return [token if token < self.vocab else token % (self.vocab - 1) + 1 for token in tokens]
-
-    @contextlib.asynccontextmanager
-    async def abort_on_exit(self, group: RequestGroup) -> AsyncIterator[None]:
-        """Abort the requests that have not ended when the response does."""
-        try:
-            yield
-        finally:
-            for handle in group.handles:
-                if not handle.finished:
-                    self.engine.abort(handle)
 
     async def stream(
         self, request: web.Request, headers: Mapping[str, str], group: RequestGroup, lines: StreamLines,

@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional
 from aiohttp import web
 from servesim.web import Refused
 
-from .engine_client import End, Job, RequestGroup, RequestHandle
+from .engine_client import End, Job, RequestHandle
 from .http import EVENT_STREAM, HttpFrontEnd
 from .tokenizers import decode
 
@@ -55,20 +55,19 @@ class ServingApi:
             raise unprocessable(location, "value is not a valid integer", "type_error.integer")
         return body
 
-    async def _submit(self, body: dict[str, Any]) -> RequestGroup:
-        """Submit a request to the engine; none when the prompt is empty."""
+    async def _jobs(self, body: dict[str, Any]) -> list[Job]:
+        """Return the request for the engine; none when the prompt is empty."""
         front_end = self.front_end
         tokens = await front_end.encoded(lambda: front_end.tokenizer.encode(body["inputs"]))
         if not tokens:
-            return front_end.submit([])
+            return []
         limit = parse_int((body.get("parameters") or {}).get("max_new_tokens"))
         limit = DEFAULT_LIMIT if limit is None else limit
         prompt = [BOS, *tokens]
-        return front_end.submit([Job(prompt, max(1, min(limit, front_end.context - len(prompt))), "length")])
+        return [Job(prompt, max(1, min(limit, front_end.context - len(prompt))), "length")]
 
     async def _generate(self, body: dict[str, Any]) -> web.Response:
-        group = await self._submit(body)
-        async with self.front_end.abort_on_exit(group):
+        async with self.front_end.requests(await self._jobs(body)) as group:
             answers = await group.collect()
         numbers, end = answers[0] if answers else ([], EMPTY)
         tokens = [token_event(number, count == len(numbers)) for count, number in enumerate(numbers, 1)]
@@ -79,10 +78,9 @@ class ServingApi:
         """Send one event per token, and the full response at the end if `return_full_text` is set."""
         parameters = body.get("parameters") or {}
         bare = parameters.get("return_protocol", "sse") == "sse"
-        group = await self._submit(body)
         full = parse_bool(parameters.get("return_full_text", True))
-        lines = TokenLines(group.handles, full, bare_line if bare else data_line)
-        async with self.front_end.abort_on_exit(group):
+        async with self.front_end.requests(await self._jobs(body)) as group:
+            lines = TokenLines(group.handles, full, bare_line if bare else data_line)
             return await self.front_end.stream(
                 request, EVENT_STREAM if bare else {}, group, lines, [] if group.handles else [(0, EMPTY)]
             )

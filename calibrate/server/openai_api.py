@@ -203,9 +203,9 @@ class OpenAIApi:
         if asked.n * sum(map(len, prompts)) > MAX_PROMPT_TOKENS:
             raise fault(400, f"n: expected at most {MAX_PROMPT_TOKENS} prompt tokens in total, times n", "n")
         front_end = self.front_end
-        group = front_end.submit([self._job(prompt, asked) for prompt in prompts for _ in range(asked.n)])
-        answers = Answers(form, front_end.names[0], group.handles, asked)
-        async with front_end.abort_on_exit(group):
+        jobs = [self._job(prompt, asked) for prompt in prompts for _ in range(asked.n)]
+        async with front_end.requests(jobs) as group:
+            answers = Answers(form, front_end.names[0], group.handles, asked)
             if asked.streamed:
                 return await self._stream(request, group, answers)
             results = await group.collect()

@@ -17,6 +17,7 @@ from servesim.calibrate.live.setup import DeviceSession, server_arguments
 from servesim.config.scenario import Scenario
 from servesim.config.user_code import code_access
 from servesim.core import PolicyError
+from servesim.core.errors import DeviceFailed
 from servesim.files.scratch import ScratchFolder
 from servesim.version import __version__
 from servesim.web import json_errors, listening, stop_event
@@ -110,7 +111,7 @@ class Service:
             self.session.worker.kill()
         try:
             self.final_state = await engine
-        except (WorkerFailed, PolicyError) as error:
+        except (DeviceFailed, PolicyError) as error:
             late = f"{self.session.backend} worker: did not stop within {STOP_TIMEOUT_S:g} s; it was killed"
             self.failure = WorkerFailed(late) if running else error
 

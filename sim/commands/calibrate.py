@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servesim.core import BadInput
+from servesim.core.errors import DeviceFailed
 
 from .calibrate_derive import register_derive
 from .calibrate_endpoint import register_endpoint
@@ -122,8 +123,6 @@ def probe_device(args: argparse.Namespace) -> int:
 
 def probe_and_fit(args: argparse.Namespace, session: ProbeSession) -> int:
     """Measure and fit; return the exit code. All samples are kept."""
-    from servesim.calibrate.device.backend import OutOfMemory
-    from servesim.calibrate.device.worker_client import WorkerFailed
     from servesim.calibrate.probe.session import run_session
 
     resume_hint = f"samples are kept in {args.output}; run the same command to continue"
@@ -133,7 +132,7 @@ def probe_and_fit(args: argparse.Namespace, session: ProbeSession) -> int:
     except KeyboardInterrupt:
         print(f"sim: interrupted; {resume_hint}", file=sys.stderr)
         return 130
-    except (WorkerFailed, OutOfMemory) as failed:
+    except DeviceFailed as failed:
         print(f"sim: {failed}; {resume_hint}" if session.samples.exists() else f"sim: {failed}", file=sys.stderr)
         return 1
     if result["counters"]["remark"]:

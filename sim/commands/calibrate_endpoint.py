@@ -71,12 +71,11 @@ def measure_and_fit(args: argparse.Namespace) -> int:
     from servesim.costs.model_config import read_model
 
     design, folder, model = design_of(args), Path(args.output), read_model(args.model)
-    prompt_seed = new_seed()
-    caller = detect_api(args.url, args.api, args.served_model, args.timeout, prompt_seed)
+    caller = detect_api(args.url, args.api, args.served_model, args.timeout, new_seed())
     if vllm_version(args.url):
         print_note(args, ASYNCHRONOUS)
     design = design.within(caller.max_length, args.lengths is not None)
-    measured = measure_endpoint(caller, design, folder, args.budget, prompt_seed, args.resume, args.quiet)
+    measured = measure_endpoint(caller, design, folder, args.budget, args.resume, args.quiet)
     if measured.end_reason == "interrupted":
         print(f"sim: interrupted; --resume -o {folder} continues", file=sys.stderr)
     labels = {"name": folder.resolve().name, "device": args.device, "model": model}

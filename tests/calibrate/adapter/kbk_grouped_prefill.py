@@ -55,7 +55,7 @@ def run(
     backend: Any, prompts: dict[int, list[int]], together: bool, repaired: bool
 ) -> tuple[dict[int, list[Any]], dict[int, Any]]:
     """Prefill the prompts of some slots, in one call or one by one, then decode; return logits and tokens by slot."""
-    from servesim.calibrate.adapter.grouped_prefill import install_repair
+    from servesim.calibrate.adapter.grouped_prefill import repair
 
     from tests.calibrate.adapter.agent_standin import DisModel, Settings, WorkAgent, Worker
     from tests.calibrate.adapter.llm_serving_standin import EntryStatus, Schedule
@@ -65,7 +65,7 @@ def run(
     settings, llama = Settings(BATCH, LENGTH, LENGTH), Llama(backend)
     worker_class, model_class = type("Worker", (Worker,), {}), type("DisModel", (DisModel,), {})
     if repaired:
-        install_repair(worker_class, model_class)
+        repair(worker_class, model_class)
     agent = WorkAgent(settings, llama)
     worker = worker_class(settings, model_class(agent.handle))
     agent.shms = worker.shms

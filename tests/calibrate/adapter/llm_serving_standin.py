@@ -5,8 +5,11 @@ It has the names that the adapter uses in the real server, but no scheduling: th
 
 from __future__ import annotations
 
+import json
+import sys
 from collections import deque
 from enum import Enum, auto
+from types import SimpleNamespace
 from typing import Any, Optional
 
 END_TOKEN, FAILED, ERROR = 2, -1, -202
@@ -244,3 +247,21 @@ class Master:
         data.status = status
         entry.cache_engine.release_cache()
         entry.cache_engine.assign_null_block()
+
+
+def install_in(
+    monkeypatch: Any, policy: Any, schedule: Any, master: Any, worker: Any = None, model: Any = None
+) -> None:
+    """Install a policy in these classes, as in the server of this process."""
+    from servesim.calibrate.adapter.llm_serving import install
+    from servesim.core import field_values
+
+    modules = {
+        "schedule.schedule": {"Schedule": schedule},
+        "master.master": {"AsyncMaster": master},
+        "worker.worker": {"Worker": worker, "DisModel": model},
+    }
+    for name, classes in modules.items():
+        monkeypatch.setitem(sys.modules, f"mindspore_serving.{name}", SimpleNamespace(**classes))
+    monkeypatch.setenv("SERVESIM_POLICY", json.dumps(field_values(policy)))
+    install()

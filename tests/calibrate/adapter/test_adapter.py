@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Optional
 
 import pytest
-from servesim.calibrate.adapter.llm_serving import Adapter, install
+from servesim.calibrate.adapter.llm_serving import Adapter
 from servesim.core import Plan, Policy, Request
 from servesim.policies.llm_serving import LLMServing
 
 from ...conftest import RECORDINGS
-from .llm_serving_standin import Master, Schedule
+from .llm_serving_standin import Master, Schedule, install_in
 
 RECORDED = RECORDINGS / "llm-serving"
 PAGED = [path for path in sorted(RECORDED.glob("*.json")) if path.stem[:2] < "20"]
@@ -155,9 +155,9 @@ def compact(slot: dict[str, Any]) -> Optional[list[Any]]:
     return [slot["id"], slot["out"], slot["kv"], len(slot["blocks"])]
 
 
-def test_requests_in_the_swapped_queue_count_as_waiting() -> None:
+def test_requests_in_the_swapped_queue_count_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = type("Schedule", (Schedule,), {})
-    install(LLMServing(preempted_to="swapped"), kind, Master)
+    install_in(monkeypatch, LLMServing(preempted_to="swapped"), kind, Master)
     schedule = kind(2, 4, 4, 4096, None)  # three free blocks; each of two prompts needs one block and then more
     master = Master(schedule)
     for k in range(3):

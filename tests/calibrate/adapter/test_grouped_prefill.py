@@ -9,13 +9,12 @@ from typing import Any, Optional
 import numpy as np
 import pytest
 from servesim.calibrate.adapter import grouped_prefill
-from servesim.calibrate.adapter.grouped_prefill import MARK, install_repair
-from servesim.calibrate.adapter.llm_serving import install
+from servesim.calibrate.adapter.grouped_prefill import MARK, repair
 from servesim.core import BadInput
 from servesim.policies.llm_serving import LLMServing
 
 from .agent_standin import TOKENS, DisModel, Settings, Shm, TokenModel, WorkAgent, Worker, next_token
-from .llm_serving_standin import Entry, EntryStatus, Master, Schedule
+from .llm_serving_standin import Entry, EntryStatus, Master, Schedule, install_in
 from .test_adapter_decisions import compare_with_simulation, random_settings, random_world
 
 LENGTH = 64  # tokens of a row, and of a block table
@@ -62,7 +61,7 @@ class MasterWithAgent(Master):
 def repaired(**settings: Any) -> type[MasterWithAgent]:
     """Return a server with repaired classes of its own."""
     worker, model = type("Worker", (Worker,), {}), type("DisModel", (DisModel,), {})
-    install_repair(worker, model)
+    repair(worker, model)
     return type("Repaired", (MasterWithAgent,), {"worker_class": worker, "model_class": model, "log": {}, **settings})
 
 
@@ -132,18 +131,18 @@ class RowOffsets(DisModel):
         return super().call(shms, input_ids, current_index, *args, **kwargs)
 
 
-def without(repair: str, monkeypatch: pytest.MonkeyPatch) -> type[MasterWithAgent]:
+def without(left_out: str, monkeypatch: pytest.MonkeyPatch) -> type[MasterWithAgent]:
     """Return a server with all repairs except one."""
-    if repair == "tokens":
+    if left_out == "tokens":
         monkeypatch.setattr(grouped_prefill, "call_agent", lambda call, shms, slots: call())
     worker, model = (
         type("Worker", (Worker,), {}),
-        type("DisModel", (RowOffsets if repair == "index" else DisModel,), {}),
+        type("DisModel", (RowOffsets if left_out == "index" else DisModel,), {}),
     )
-    install_repair(worker, model)
-    if repair == "lengths":
+    repair(worker, model)
+    if left_out == "lengths":
         worker._get_valid_length = staticmethod(Worker._get_valid_length)
-    if repair == "block tables":
+    if left_out == "block tables":
         model._assemble_pa_full_inputs = DisModel._assemble_pa_full_inputs
     fields = {"worker_class": worker, "model_class": model, "log": {}, "seq_length": None}
     return type("PartlyRepaired", (MasterWithAgent,), fields)
@@ -159,11 +158,11 @@ def run_until_wrong(server: type[MasterWithAgent], cases: int = 60) -> None:
             check_answers(requests, server.log["answers"])
 
 
-@pytest.mark.parametrize("repair", ["tokens", "index", "lengths", "block tables"])
-def test_the_stand_in_has_every_mistake_that_is_repaired(repair: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("left_out", ["tokens", "index", "lengths", "block tables"])
+def test_the_stand_in_has_every_mistake_that_is_repaired(left_out: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run_until_wrong(without("nothing", monkeypatch), 10)
     with pytest.raises((AssertionError, ValueError, IndexError)):
-        run_until_wrong(without(repair, monkeypatch))
+        run_until_wrong(without(left_out, monkeypatch))
 
 
 def test_a_decode_above_a_slot_that_was_never_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,17 +269,19 @@ def test_the_repair_is_logged_and_refuses_classes_and_settings_it_does_not_know(
 ) -> None:
     schedule, master = type("Schedule", (Schedule,), {}), type("Master", (Master,), {})
     worker, model = type("Worker", (Worker,), {}), type("DisModel", (DisModel,), {})
-    install(LLMServing(prefill_batch=8), schedule, master, worker, model)
+    policy = LLMServing(prefill_batch=8)
+    monkeypatch.setenv("SERVESIM_MULTI_PREFILL", "repair")  # the code of the stand-ins is not that of the server
+    install_in(monkeypatch, policy, schedule, master, worker, model)
     assert capsys.readouterr().err == "servesim repairs prefills of several prompts: lengths, block tables, tokens\n"
     with pytest.raises(BadInput, match="adapter: AsyncMaster has no _check_prompt_predict_data_pa"):
-        install(LLMServing(prefill_batch=8), schedule, type("Other", (), {}), worker, model)
+        install_in(monkeypatch, policy, schedule, type("Other", (), {}), worker, model)
     with pytest.raises(BadInput, match="adapter: Other has no call; set prefill_batch to 1"):
-        install_repair(worker, type("Other", (), {}))
+        repair(worker, type("Other", (), {}))
     monkeypatch.setenv("SERVESIM_MULTI_PREFILL", "yes")
     with pytest.raises(BadInput, match="SERVESIM_MULTI_PREFILL: expected 1, repair or nothing, got 'yes'"):
-        install_repair(worker, model)
+        install_in(monkeypatch, policy, schedule, master, worker, model)
     monkeypatch.setenv("SERVESIM_MULTI_PREFILL", "1")  # the agent needs no repair
     untouched = type("DisModel", (DisModel,), {})
-    install(LLMServing(prefill_batch=8), schedule, master, worker, untouched)
+    install_in(monkeypatch, policy, schedule, master, worker, untouched)
     assert untouched.call is DisModel.call
     assert capsys.readouterr().err == ""

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from servesim.calibrate.client.load_generator import send
 from servesim.calibrate.client.protocols import LlmServing, OpenAI
+from servesim.calibrate.device.backend import OutOfMemory
 from servesim.calibrate.endpoint.steps import median_slope
 from servesim.calibrate.server.service import Service
 from servesim.core import Request
@@ -175,6 +176,21 @@ def test_an_out_of_memory_step_fails_its_requests_only() -> None:
         assert ask(served, "/v1/completions", {"prompt": "x", "max_tokens": 3})[0] == 200
         state = idle_state(served)
         assert state["free_blocks"] == state["total_blocks"]
+
+
+def test_out_of_memory_outside_a_step_ends_the_server_as_other_failures_of_a_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run_engine = Service._run_engine
+
+    def fail(served: Service, path: str) -> dict[str, Any]:
+        run_engine(served, path)
+        raise OutOfMemory("no memory is left")
+
+    monkeypatch.setattr(Service, "_run_engine", fail)
+    with service() as served:
+        assert ask(served, "/v1/completions", {"prompt": "x", "max_tokens": 3})[0] == 200
+    assert str(served.failure) == "no memory is left"
 
 
 @pytest.mark.live
