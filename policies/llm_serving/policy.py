@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple, Optional
 
 from servesim.core import (
     DECODE_PAST_FINISH,
-    FOREVER,
     IDLE_PLAN,
     NO_HOLD,
     UNTIL_FINISH,
@@ -128,16 +127,9 @@ class LLMServing(Policy):
             free -= sum(pool.blocks_for(request.length) for request in prompts)
         if free < 0:
             return self._preempt(view, pool.free - free)
-        if view.state is not None:
-            admit, state, wake_at = self._admit_with_delay(view, free)
-        else:
-            if not (prompts or view.swapped):
-                if not view.waiting:
-                    return DECODE_PAST_FINISH if view.cohort.size else IDLE_PLAN
-                chunks = self._admit_in_one_call(view, free)
-                if chunks:
-                    return Plan(chunks=chunks)
-            admit, state, wake_at = self._fill_slots(view, free), None, None
+        if view.state is None and not (prompts or view.swapped or view.waiting):
+            return DECODE_PAST_FINISH if view.cohort.size else IDLE_PLAN
+        admit, state, wake_at = self._admit(view, free)
         queue: Queue = prompts
         if admit:
             queue = self._sort_by_slot(view, admit) if prompts else admit
@@ -192,38 +184,38 @@ class LLMServing(Policy):
             need -= pool.blocks_for(tokens) - (victim.blocks if victim.decodes else 0)
         return preempt
 
-    def _admit_with_delay(
-        self, view: View, free: int
-    ) -> tuple[list[Request], Optional[AdmissionState], Optional[float]]:
-        """Fill free slots from the heads of the queues, as far as delay factor and hysteresis allow."""
-        slots = self.decode_batch - len(view.running)
-        state: AdmissionState = view.state
-        may_admit = state.may_admit
-        if self.admission_hysteresis:
-            may_admit = may_admit or slots > self.admission_hysteresis
+    def _admit(self, view: View, free: int) -> tuple[list[Request], Optional[AdmissionState], Optional[float]]:
+        """Fill free slots from the heads of the queues, as far as delay factor and hysteresis allow.
+
+        Return the requests, the new policy state, and when a delayed request may be admitted.
+        """
+        size, slots = view.pool.block_size, self.decode_batch - len(view.running)
+        state: Optional[AdmissionState] = view.state  # None: there is neither delay nor hysteresis
+        delay = self._delay(view, state.delay) if state is not None and self.delay_factor > 0 else None
+        may_admit = True
+        if state is not None and self.admission_hysteresis:
+            may_admit = state.may_admit or slots > self.admission_hysteresis
             slots = slots if may_admit else 0
         admit: list[Request] = []
         from_waiting, wake_at = 0, None
-        delay = self._delay(view, state.delay) if self.delay_factor > 0 else None
         for request in self._queue_order(view):
-            if slots <= 0:
+            if len(admit) >= slots:
                 break
-            is_new = request.status == "waiting"
-            if delay is not None and is_new and not delay.allows(from_waiting, len(admit)):
-                wake_at = delay.wake_at
+            delay_of_new = delay if request.status == "waiting" else None  # a swapped one may come back at any time
+            if delay_of_new is not None and not delay_of_new.allows(from_waiting, len(admit)):
+                wake_at = delay_of_new.wake_at
                 break
-            blocks = view.pool.blocks_for(request.length)
-            if blocks > free:
+            free -= -(-(request.prompt + request.written) // size)
+            if free < 0:
                 break
-            free -= blocks
-            slots -= 1
             admit.append(request)
-            from_waiting += is_new
-            if delay is not None and is_new:
-                delay.record_prefill()
-        if self.admission_hysteresis and slots <= 0:
-            may_admit = False
-        return admit, AdmissionState(state.delay if delay is None else delay.state, may_admit), wake_at
+            if delay_of_new is not None:
+                from_waiting += 1
+                delay_of_new.record_prefill()
+        if state is not None:
+            may_admit = may_admit and not (self.admission_hysteresis and len(admit) >= slots)
+            state = AdmissionState(state.delay if delay is None else delay.state, may_admit)
+        return admit, state, wake_at
 
     def _delay(self, view: View, state: DelayState) -> Delay:
         """Return the delay factor of this step."""
@@ -235,32 +227,6 @@ class LLMServing(Policy):
             raise Stuck(why, list(view.running), view.now)
         waits_idle = self.delay_variant.startswith("contest") and not self.fix_delay_bugs
         return Delay(self.delay_factor, self.delay_variant, view, state, waits_idle)
-
-    def _admit_in_one_call(self, view: View, free: int) -> list[Chunk]:
-        """Return the chunks of the admitted requests if one model call runs them all and rejects none, else []."""
-        size, slots = view.pool.block_size, self.decode_batch - len(view.running)
-        max_length = FOREVER if view.max_model_len is None else view.max_model_len
-        chunks: list[Chunk] = []
-        for request in view.waiting:
-            tokens = request.prompt + request.written
-            free -= -(-tokens // size)
-            if free < 0 or len(chunks) == slots:
-                break
-            if len(chunks) == self.prefill_batch or request.prompt + request.limit >= max_length:
-                return []
-            chunks.append(Chunk(request, tokens))
-        return chunks
-
-    def _fill_slots(self, view: View, free: int) -> list[Request]:
-        """Fill free slots from the heads of the queues, without delay."""
-        admit: list[Request] = []
-        size, slots = view.pool.block_size, self.decode_batch - len(view.running)
-        for request in self._queue_order(view):
-            free -= -(-(request.prompt + request.written) // size)
-            if free < 0 or len(admit) == slots:
-                break
-            admit.append(request)
-        return admit
 
     def _queue_order(self, view: View) -> Iterator[Request]:
         """Return the swapped and waiting requests in the order of admission."""

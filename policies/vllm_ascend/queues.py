@@ -10,8 +10,10 @@ from typing import Any, Final, NamedTuple, Optional
 from servesim.core import DECODE_UNTIL_FINISH, NO_HOLD, Chunk, Float0, Int0, Int1, Plan, Request, Stuck, View
 from servesim.core.native import mypyc_attr
 from servesim.policies.vllm_common import requests_in
+from servesim.policies.vllm_v1.rules import VLLMRules
 from servesim.policies.vllm_v1.step_pass import Pass
 
+from .rules import AscendRules
 from .v1 import AscendV1, with_state
 
 IMMEDIATE, SHORT, LONG = range(3)  # lanes of the waiting queue
@@ -88,9 +90,8 @@ class AscendShortFirst(AscendQueue):
     threshold: Int0 = 256  # most prompt tokens of a short request
     long_max_wait_ms: Float0 = 0.0  # milliseconds after which a long request goes before short ones; 0: never
 
-    @property
-    def scheduler(self) -> str:
-        return "ShortRequestFirst of vllm-ascend 0.25.1rc1"
+    def rules(self) -> VLLMRules:
+        return AscendRules(self, "ShortRequestFirst of vllm-ascend 0.25.1rc1")
 
     def lane(self, request: Request) -> int:
         if request.preemptions or request.written:
@@ -290,9 +291,8 @@ class AscendBatchJobs(AscendQueue):
     low_available_tokens_threshold: Int0 = 4096  # with fewer tokens of free blocks, jobs with short outputs go first
     short_decode_token_threshold: Int0 = 32  # most predicted output tokens of a short job
 
-    @property
-    def scheduler(self) -> str:
-        return "BatchJobAwareScheduler of vllm-ascend 0.25.1rc1"
+    def rules(self) -> VLLMRules:
+        return AscendRules(self, "BatchJobAwareScheduler of vllm-ascend 0.25.1rc1")
 
     def initial_state(self) -> Any:
         return JobsState({}, {}, {}, set(), None, [])

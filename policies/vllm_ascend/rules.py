@@ -10,13 +10,23 @@ from servesim.core.native import mypyc_attr
 from servesim.engine.state import ServerState
 from servesim.engine.step import Step
 from servesim.policies.vllm_v1.rules import VLLMRules
+from servesim.policies.vllm_v1.settings import VLLMSettings, version_number
 
 AFTER_STEP: Final = "after step"  # Preemption.extra: see MindSporeRules
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class AscendRules(VLLMRules):
-    """Rules of the schedulers of vllm-ascend on vLLM V1."""
+    """Rules of the schedulers of vllm-ascend on vLLM V1; `scheduler` is name and version of the class."""
+
+    def __init__(self, policy: VLLMSettings, scheduler: str) -> None:
+        super().__init__(
+            f"{scheduler} on vLLM {policy.version}",
+            f"recordings of the real {scheduler}",
+            2 if policy.async_scheduling else 1,
+            policy.enable_prefix_caching,
+            version_number(policy.version),
+        )
 
     def token_budget(self, policy: Policy) -> Optional[int]:
         return None  # some of them have further limits

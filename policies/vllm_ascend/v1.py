@@ -30,7 +30,6 @@ from servesim.core.native import mypyc_attr
 from servesim.policies.vllm_common import prefilling_is_last, requests_in
 from servesim.policies.vllm_v1.policy import VLLMV1
 from servesim.policies.vllm_v1.rules import VLLMRules
-from servesim.policies.vllm_v1.settings import version_number
 from servesim.policies.vllm_v1.step_pass import Pass
 
 from .rules import AscendRules, BalanceRules
@@ -68,24 +67,6 @@ class AscendV1(VLLMV1):
     def can_overlap(self) -> bool:
         """Whether the rules of asynchronous scheduling are known."""
         return False
-
-    @property
-    def scheduler(self) -> str:
-        """Name and version of the class in the plug-in."""
-        return "vllm-ascend 0.25.1rc1"
-
-    def rules(self) -> VLLMRules:
-        return AscendRules(*self.rule_arguments())
-
-    def rule_arguments(self) -> tuple[str, str, int, bool, tuple[int, ...]]:
-        """Return the arguments of the rules."""
-        return (
-            f"{self.scheduler} on vLLM {self.version}",
-            f"recordings of the real {self.scheduler}",
-            2 if self.async_scheduling else 1,
-            self.enable_prefix_caching,
-            version_number(self.version),
-        )
 
 
 class BudgetTable(NamedTuple):
@@ -137,9 +118,8 @@ class AscendDynamicBatch(AscendV1):
             if not isinstance(row, (list, tuple)) or len(row) != len(COLUMNS) or not all(map(is_number, row)):
                 raise ValueError(f"profile_table: expected rows of {', '.join(COLUMNS)}, got {row!r}")
 
-    @property
-    def scheduler(self) -> str:
-        return "SchedulerDynamicBatch of vllm-ascend 0.13.0"
+    def rules(self) -> VLLMRules:
+        return AscendRules(self, "SchedulerDynamicBatch of vllm-ascend 0.13.0")
 
     def initial_state(self) -> Any:
         limit, budgets = self.slo_limits_for_dynamic_batch, dict[tuple[int, int], int]()
@@ -245,9 +225,8 @@ class AscendProfilingChunk(AscendV1):
     smooth_factor: Float0 = 1.0  # how far a chunk goes from max_num_batched_tokens to the size of equal time
     min_chunk: Int0 = 4096  # smallest chunk
 
-    @property
-    def scheduler(self) -> str:
-        return "ProfilingChunkScheduler of vllm-ascend 0.25.1rc1"
+    def rules(self) -> VLLMRules:
+        return AscendRules(self, "ProfilingChunkScheduler of vllm-ascend 0.25.1rc1")
 
     def make_pass(self, view: View, tokens: int, free: int) -> Pass:
         return TimePass(self, view, tokens, free)
@@ -287,9 +266,8 @@ class AscendRecompute(AscendV1):
 
     kv_consumer: bool = True  # the node gets the KV cache of prompts from others; otherwise the rules are those of vLLM
 
-    @property
-    def scheduler(self) -> str:
-        return "RecomputeScheduler of vllm-ascend 0.25.1rc1"
+    def rules(self) -> VLLMRules:
+        return AscendRules(self, "RecomputeScheduler of vllm-ascend 0.25.1rc1")
 
     def victim(self, running: Sequence[Request]) -> Request:
         return running[-1] if self.kv_consumer else super().victim(running)
@@ -316,12 +294,8 @@ class BalancePass(Pass):
 class AscendBalance(AscendV1):
     """vllm-ascend with data parallelism: no rank admits a request while one rank runs max_num_seqs requests."""
 
-    @property
-    def scheduler(self) -> str:
-        return "BalanceScheduler of vllm-ascend 0.25.1rc1"
-
     def rules(self) -> VLLMRules:
-        return BalanceRules(*self.rule_arguments())
+        return BalanceRules(self, "BalanceScheduler of vllm-ascend 0.25.1rc1")
 
     def make_pass(self, view: View, tokens: int, free: int) -> Pass:
         return BalancePass(self, view, tokens, free)

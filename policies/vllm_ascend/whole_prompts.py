@@ -31,7 +31,7 @@ from servesim.policies.vllm_common import priority_key
 from servesim.policies.vllm_v1.rules import VLLMRules
 from servesim.policies.vllm_v1.step_pass import DECODE_ONCE, Pass
 
-from .rules import AFTER_STEP, MindSporeRules
+from .rules import AFTER_STEP, AscendRules, MindSporeRules
 from .v1 import AscendV1, with_state
 
 WATERMARK: Final = 0.01  # fraction of the blocks that an admission of vllm-ascend leaves free; no setting
@@ -66,11 +66,6 @@ class PrefillFirst(AscendV1):
     def _require_version(self) -> None:
         if self.enable_chunked_prefill:
             super()._require_version()
-
-    def rules(self) -> VLLMRules:
-        rules = super().rules()
-        rules.recomputes_last = self.enable_chunked_prefill  # otherwise a running request is never a prompt
-        return rules
 
     def is_full(self, free: int, total: int) -> bool:
         """Whether an admission that leaves this number of blocks free must wait, and others may go before it."""
@@ -162,9 +157,10 @@ class VLLMAscend(PrefillFirst):
         if self.version not in ("0.9.1", "0.11.0"):
             raise ValueError(f"version: expected 0.9.1 or 0.11.0, got {self.version!r}")
 
-    @property
-    def scheduler(self) -> str:
-        return f"AscendScheduler of vllm-ascend {self.version}"
+    def rules(self) -> VLLMRules:
+        rules = AscendRules(self, f"AscendScheduler of vllm-ascend {self.version}")
+        rules.recomputes_last = self.enable_chunked_prefill  # otherwise a running request is never a prompt
+        return rules
 
     def is_full(self, free: int, total: int) -> bool:
         return free < WATERMARK * (total + 1)
@@ -227,15 +223,11 @@ class VLLMMindSpore(PrefillFirst):
         if self.policy == "priority" and self.enable_prefix_caching:
             raise ValueError("policy: expected fcfs with enable_prefix_caching, priorities are not modelled with it")
 
-    @property
-    def scheduler(self) -> str:
-        return "EnhancedScheduler of vllm-mindspore 0.5.1"
-
     def rules(self) -> VLLMRules:
-        if self.policy != "priority" or self.enable_chunked_prefill:
-            return super().rules()
-        rules = MindSporeRules(*self.rule_arguments())
-        rules.recomputes_last = False
+        is_defective = self.policy == "priority" and not self.enable_chunked_prefill
+        kind = MindSporeRules if is_defective else AscendRules
+        rules = kind(self, "EnhancedScheduler of vllm-mindspore 0.5.1")
+        rules.recomputes_last = self.enable_chunked_prefill
         return rules
 
     def decide(self, view: View) -> Plan:

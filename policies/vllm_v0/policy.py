@@ -36,7 +36,7 @@ class PrefillStep(Step):
     """A step with whole prompts. Some versions pad them to the longest one."""
 
     def __init__(self, policy: VLLM, view: View) -> None:
-        budget = policy.token_budget(view)
+        budget = policy.token_budget(view.max_model_len)
         super().__init__(view, budget, policy.max_num_seqs - seats_of(view, view.running))
         self.budget = budget
         self.most = budget if view.max_model_len is None else min(budget, view.max_model_len)
@@ -89,10 +89,7 @@ class VLLM(VLLMv0):
             raise ValueError("preemption_mode: expected recompute or null with policy: priority, got 'swap'")
 
     def engine_refusals(self, block_size: int, max_model_len: Optional[int]) -> list[str]:
-        budget = self.max_num_batched_tokens
-        if budget is None:
-            budget = max(2048, max_model_len or 0)
-        return budget_refusals(budget, self.max_num_seqs, True, max_model_len)
+        return budget_refusals(self.token_budget(max_model_len), self.max_num_seqs, True, max_model_len)
 
     def rules(self) -> VLLMv0Rules:
         rules = VLLMv0Rules(
@@ -131,9 +128,9 @@ class VLLM(VLLMv0):
             return DECODE_KEEP_ONE_FREE if view.decoding else IDLE_PLAN
         return self._decode_plan(step, 0 if step.ignored else FOREVER, decode=view.decoding > 0)
 
-    def token_budget(self, view: View) -> int:
+    def token_budget(self, max_model_len: Optional[int]) -> int:
         """Return the maximum number of tokens per step."""
-        return self.max_num_batched_tokens or max(view.max_model_len or 0, 2048)
+        return self.max_num_batched_tokens or max(max_model_len or 0, 2048)
 
     def is_prefill(self, step: Step) -> bool:
         return len(step.admitted) > 0 or (self.ignored_step and len(step.ignored) > 0)
@@ -162,10 +159,10 @@ class VLLM(VLLMv0):
         steps = 0 if step.swap_in or step.ignored or step.infeasible else FOREVER
         return self._decode_plan(step, steps, decode=bool(running or step.swap_in))
 
-    def _decode_by_priority(self, step: Step) -> Plan:
+    def _decode_by_priority(self, step: PrefillStep) -> Plan:
         """Sort both queues and preempt for the head of waiting, then decode as usual."""
         view, preempt = step.view, step.preempt
-        queues = self._preempt_by_priority(view, {rejection.request for rejection in step.ignored})
+        queues = self._preempt_by_priority(step)
         if queues.victims or view.has_groups or view.pool.free <= view.decode_block_need:
             step.free += sum(request.blocks for request in queues.victims)
             self._append_or_preempt_all(step, queues.running)
@@ -189,9 +186,10 @@ class VLLM(VLLMv0):
             hold=plan.hold if stays else Hold(0, until=step.wake_at),
         )
 
-    def _preempt_by_priority(self, view: View, ignored: set[Request]) -> PriorityPreemption:
+    def _preempt_by_priority(self, step: PrefillStep) -> PriorityPreemption:
         """Sort both queues. Preempt requests that sort after the head of waiting, until it fits."""
-        pool, watermark_blocks = view.pool, self.watermark_blocks(view.pool)
+        view, pool, watermark_blocks = step.view, step.view.pool, self.watermark_blocks(step.view.pool)
+        ignored = {rejection.request for rejection in step.ignored}
         running = sorted(view.running, key=priority_key)
         waiting = [request for request in view.waiting if request not in ignored]
         victims: list[Request] = []
@@ -199,7 +197,7 @@ class VLLM(VLLMv0):
         if waiting:
             head, free = waiting[0], pool.free
             blocks = pool.blocks_for(head.length)
-            head_can_fit = pool.total - blocks >= watermark_blocks and head.length <= self.token_budget(view)
+            head_can_fit = pool.total - blocks >= watermark_blocks and head.length <= step.budget
             while running and priority_key(running[-1]) > priority_key(head):
                 priority_inversion = True
                 if head_can_fit and free - blocks >= watermark_blocks and len(running) < self.max_num_seqs:
