@@ -18,7 +18,7 @@ from servesim.calibrate.client.protocols import Api, LlmServing, OpenAI, TextCom
 from servesim.calibrate.client.server_counters import served_model
 from servesim.core import BadInput, Request
 from servesim.files.read import quote
-from servesim.study.journal import Journal, sync
+from servesim.study.journal import Journal
 from servesim.study.progress import Progress
 
 from .answers import LoadLine, LoadResult, loads_of
@@ -187,7 +187,7 @@ class MeasurementRun:
         load.sent_requests = generator.sent_requests
         self._seconds[load.point] = time.monotonic() - start
         self.journal.append([load.record(self.client.about)])
-        sync(self.journal.path)
+        self.journal.sync()
         self.measured.loads.append(load)
         if load.failure is None:
             self._update_speed(load)

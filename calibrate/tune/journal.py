@@ -8,7 +8,7 @@ from typing import Optional
 
 from pydantic import ConfigDict, Field, model_validator
 from servesim.files.checked import Index, Stored, StoredNumber
-from servesim.study.journal import Journal, sync
+from servesim.study.journal import Journal
 
 JOURNAL = "tune.jsonl"
 
@@ -64,7 +64,7 @@ class TuneJournal(Journal):
 
     def _add(self, line: TuneLine) -> None:
         self.append([line.model_dump(exclude_none=True)])
-        sync(self.path)
+        self.sync()
         self._note(line)
 
     def choose(self, number: int, configs: Sequence[int]) -> None:

@@ -86,6 +86,10 @@ class Journal:
             hint = "free disk space, then continue with --resume"
             raise OSError(f"{self.path}: {error.strerror}; {hint}") from None
 
+    def sync(self) -> None:
+        """Flush the file to disk, so that it survives a power failure."""
+        os.fsync(self._file.fileno())
+
 
 def parse_records(text: bytes, path: Path, kind: type[Stored] = RunLine) -> Iterator[Record]:
     """Yield the record of each line."""
@@ -115,12 +119,3 @@ def check_kind(path: Path) -> None:
     """Reject a journal that is a folder, a pipe or a device: reading a pipe or a device may never end."""
     if path.exists() and not path.is_file():
         raise BadInput(f"{path}: expected a file")
-
-
-def sync(path: Path) -> None:
-    """Flush a file to disk, so that it survives a power failure."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -46,7 +46,7 @@ from .ranking import Summary
 from .single_run import Record, RunKey, Task, metric_of
 from .study_keys import SearchFile, StudyFile, SweepFile
 from .sweep import finished_runs, run_missing
-from .sweep_file import Source, build_experiment, load_base, read_keys
+from .sweep_file import Source, build_experiment, errors_of, load_base, read_keys
 
 FAILED_VALUE = 1e18  # of a trial that gets stuck or leaves more requests unserved than the baseline
 SEARCH_FILE = "search.json"
@@ -68,18 +68,20 @@ class Search:
 def read_search(source: Source, settings: Sequence[str] = (), /, **changes: Any) -> Search:
     """Read a search file or a mapping of its keys; `changes` replace keys of it."""
     file, path = read_keys(SearchFile, source, "search", changes)
-    return build_search(file, load_base(file.base, path, settings), str(path), name_of_file(path))
+    base = load_base(file.base, path, settings)
+    with errors_of(source):
+        return build_search(file, base, file.name or name_of_file(path))
 
 
-def build_search(file: SearchFile, base: Tree, path: str, name: str) -> Search:
-    """Return the search that the keys describe; `path` begins error messages, `name` is used if the keys have none."""
+def build_search(file: SearchFile, base: Tree, name: str) -> Search:
+    """Return the search that the keys describe."""
     if not file.params:
-        raise BadInput(f"{path}: params: expected at least one key to search over, got none")
+        raise BadInput("params: expected at least one key to search over, got none")
     for key in set(file.params) & set(RATE_KEYS):
-        raise BadInput(f"{path}: params.{key}: a request rate is not a setting that can win; use `sim sweep`")
+        raise BadInput(f"params.{key}: a request rate is not a setting that can win; use `sim sweep`")
     shared = {key: getattr(file, key) for key in StudyFile.model_fields if key not in ("base", "params")}
-    experiment = build_experiment(SweepFile.model_validate(shared), base, file.name or name)
-    space = {key: parse_space(spec, f"{path}: params.{key}") for key, spec in file.params.items()}
+    experiment = build_experiment(SweepFile.model_validate(shared), base, name)
+    space = {key: parse_space(spec, f"params.{key}") for key, spec in file.params.items()}
     keys = file.model_dump(mode="json", exclude={"trials", "name", "base"})  # a resumed search may have more trials
     scenarios = scenarios_of(experiment, file.params)
     terms = {**keys, "base": base, "versions": versions(), "inputs": input_digests(scenarios)}

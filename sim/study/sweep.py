@@ -15,7 +15,7 @@ from servesim.statistics.intervals import interval, paired_difference, replicati
 from .executor import Executor, run_in_order
 from .experiment import RUNS_FILE, Experiment, load_experiment, planned_draws
 from .experiment_file import EXPERIMENT_FILE, load_code, open_folder
-from .journal import Journal, read_journal, sync
+from .journal import Journal, read_journal
 from .progress import Progress
 from .ranking import CONFIRM_REPLICATION_OFFSET, Summary
 from .rates import RateRecords, plan_bisection
@@ -43,7 +43,7 @@ def sweep(
             progress.expect(len(records.keys() | {task.key for task in planned}), len(records))
             for count in run_missing(planned, records, journal, executor, experiment.context):
                 progress.advance(count)
-        sync(journal.path)
+        journal.sync()
     return records
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, Union
 
@@ -29,17 +30,23 @@ Source = Union[str, Path, Mapping[str, Any], None]  # a file, a mapping of keys,
 
 def read_experiment(source: Source, settings: Sequence[str] = (), /, **changes: Any) -> Experiment:
     """Read a sweep file, a mapping of its keys, or an experiment folder; `changes` replace keys."""
-    is_path = isinstance(source, (str, Path))
     if isinstance(source, (str, Path)) and Path(source).is_dir():
         for key in (*["--set"] * bool(settings), *(key for key, value in changes.items() if value is not None)):
             raise BadInput(f"{source}: {key}: cannot change in a folder that holds a sweep; give the sweep file")
         return load_experiment(Path(source))
     file, path = read_keys(SweepFile, source, "sweep", changes)
     base = load_base(file.base, path, settings)
-    try:
+    with errors_of(source):
         return build_experiment(file, base, file.name or name_of_file(path))
+
+
+@contextmanager
+def errors_of(source: Source) -> Iterator[None]:
+    """Add to an error the name of the sweep or search file, if the source is one."""
+    try:
+        yield
     except BadInput as bad:
-        raise BadInput(f"{path}: {bad}" if is_path else str(bad)) from None
+        raise BadInput(f"{Path(source)}: {bad}" if isinstance(source, (str, Path)) else str(bad)) from None
 
 
 def read_keys(kind: type[File], source: Source, noun: str, changes: Mapping[str, Any]) -> tuple[File, Path]:

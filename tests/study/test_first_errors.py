@@ -126,6 +126,14 @@ def test_a_wrong_space_of_a_search_is_one_line(
     assert f"params.engine.num_blocks.{problem}" in said.error
 
 
+@pytest.mark.parametrize("command", ["sweep", "search"])
+def test_an_error_names_the_file(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for keys in ({"objectives": ["makspan"]}, {"baseline": {"engine.num_block": 3}}):
+        file = write(tmp_path / "s.yaml", base=constant(1.0, 5), params={"engine.num_blocks": [64, 128]}, **keys)
+        said = run_sim(capsys, command, file, "-j", "1", "-o", str(tmp_path / "out"))
+        assert said.code == 2 and said.error.startswith(f"sim: {file}: {next(iter(keys))}: "), said.error
+
+
 def test_a_constraint_without_values_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With one output token there is no time per further token."""
     base = constant(1.0, 5)
