@@ -214,7 +214,9 @@ class LLMServing(Policy):
                 delay_of_new.record_prefill()
         if state is not None:
             may_admit = may_admit and not (self.admission_hysteresis and len(admit) >= slots)
-            state = AdmissionState(state.delay if delay is None else delay.state, may_admit)
+            delayed = state.delay if delay is None else delay.state
+            if delayed is not state.delay or may_admit != state.may_admit:  # most steps change neither
+                state = AdmissionState(delayed, may_admit)
         return admit, state, wake_at
 
     def _delay(self, view: View, state: DelayState) -> Delay:
