@@ -275,3 +275,13 @@ def test_a_cluster_has_a_frame_with_a_row_per_replica(tmp_path: Path) -> None:
     loaded = servesim.load(tmp_path / "out")
     assert isinstance(loaded, servesim.frames.run.Result) and loaded.replicas.shape == result.replicas.shape
     assert loaded.requests.replica.notna().all()
+
+
+def test_paths_may_be_path_objects_at_every_level(tmp_path: Path) -> None:
+    folder = tmp_path / "costs"
+    folder.mkdir()
+    (folder / "profile.yaml").write_text("cost: {base: 0.1}\n")
+    pools = [{"name": "a", "profile": folder}, {"name": "b", "profile": str(folder)}]
+    workload = {"requests": 4, "arrivals": {"kind": "burst"}, "lengths": {"prompt": 8, "output": 2}}
+    run = servesim.run({"workload": workload, "profile": folder}, policy="vllm-v1", cluster={"pools": pools})
+    assert run.metrics["completed"] == 4

@@ -16,7 +16,7 @@ from servesim.core import field_values as fields_of
 from servesim.core.content import Content
 from servesim.core.limits import MAX_DRAWS, draw_count
 from servesim.study.compared_runs import ComparedRuns, from_folder
-from servesim.study.sweep_file import Source, mapping_of
+from servesim.study.sweep_file import Source, mapping_of, paths_as_text
 from servesim.traces.trace import Columns, Trace, build_trace
 
 from .compare import runs_of_result
@@ -59,7 +59,7 @@ def check_draws(intervals: Union[bool, int]) -> int:
 
 def scenario_keys(keys: Mapping[str, Any]) -> Tree:
     """Return the keys of a scenario that were given as arguments; a policy may be a name, a trace a path."""
-    result = {key: str(value) if isinstance(value, Path) else value for key, value in keys.items() if value is not None}
+    result: Tree = paths_as_text({key: value for key, value in keys.items() if value is not None})
     for key, name in (("policy", "name"), ("trace", "path")):
         if isinstance(result.get(key), str):
             result[key] = {name: result[key]}

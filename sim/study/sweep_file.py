@@ -57,10 +57,20 @@ def read_keys(kind: type[File], source: Source, noun: str, changes: Mapping[str,
 
 
 def mapping_of(source: Any, where: str) -> Tree:
-    """Return the keys of a mapping; None has no keys."""
+    """Return the keys of a mapping, with paths as texts; None has no keys."""
     if source is not None and not isinstance(source, Mapping):
         raise BadInput(f"{where}: expected a file or a mapping of keys, got {type(source).__name__}")
-    return dict(source or {})
+    tree: Tree = paths_as_text(source or {})
+    return tree
+
+
+def paths_as_text(value: Any) -> Any:
+    """Return a value of a scenario with every path in it as a text, as in a file."""
+    if isinstance(value, Mapping):
+        return {key: paths_as_text(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [paths_as_text(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def validate_file(kind: type[File], tree: Tree, where: Union[str, Path], changes: Mapping[str, Any]) -> File:
