@@ -130,7 +130,7 @@ class VLLMRules(CachingRules):
         if taken and isinstance(state.prefix_cache, PrefixCache):
             state.prefix_cache.take_first(taken)
         if self.drafting is not NO_DRAFTS:
-            blocks = blocks or preemption.request._blocks
+            blocks = blocks or preemption.request.blocks
         return state.preempt(preemption, now, self.drops_tokens_in_flight, tokens, last, blocks)
 
     def make_cohort(self, block_size: int, one_by_one: bool) -> Cohort:

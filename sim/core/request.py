@@ -21,8 +21,8 @@ PROGRESS_FIELDS = (
     "cached_tokens", "outcome", "reason", "visible_at", "received", "scheduled", "first_token", "last_token", "finish",
     "client_end", "queued", "prefilling", "decoding", "swapped", "state_since",
     "_written", "_cached", "_blocks", "_cohort", "_joined_step", "_finish_step", "_joined_busy_s",
-    "_in_prefilling", "_in_flight", "_admission", "drafts", "luck", "drafted", "accepted",
-    "named",
+    "_covered", "_grown", "_grown_at", "_in_prefilling", "_in_flight", "_admission", "drafts", "luck", "drafted",
+    "accepted", "named",
 )  # fmt: skip
 
 
@@ -110,9 +110,12 @@ class Request(ClientRequest):
     """
 
     __slots__ = PROGRESS_FIELDS
-    _joined_step: int  # the cohort sets these three
+    _joined_step: int  # the cohort sets these six, the last three only with drafts
     _finish_step: i64
     _joined_busy_s: float
+    _covered: i64  # with more generated tokens, it needs a block or leaves
+    _grown: i64  # of its blocks, those that it gets in the step with the number `_grown_at`
+    _grown_at: i64
 
     def __init__(
         self, id: Any, arrival: float, prompt: int, output: int, limit: Optional[int] = None, priority: int = 0,

@@ -3,6 +3,8 @@
 How it works. A step adds 1 + drafts tokens to a member when it is launched, and takes the rejected ones back when it
 returns. Between two decisions both happen once: a step is launched, and this one or the one before it returns. So one
 pass over the members adds 1 + accepted tokens (`draw_rows`). Members have their counters themselves (`steps` stays 0).
+The pass also gives a member the blocks of its next step, at once (`Request._grown`): they count as its own from the
+launch of that step on, which takes them from the pool (`take_blocks`). A member that leaves before gives them back.
 Fast-forward makes the pass before the step returns (held_drafts.py); only if a member leaves, `deliver` has more to do.
 
 A request that ends, or that may get fewer drafts in the next step, leaves; so do all members if a plan has a chunk of
@@ -33,8 +35,8 @@ class DraftCohort(Cohort):
     """The members of one server."""
 
     __slots__ = (
-        "_growing", "ahead", "cache", "drafts", "drawn", "enabled", "leaving", "max_model_len", "members", "need",
-        "overlaps",
+        "ahead", "cache", "drafts", "drawn", "enabled", "leaving", "max_model_len", "members", "need", "overlaps",
+        "takes",
     )  # fmt: skip
 
     def __init__(self, block_size: int, drafts: Drafts, lookahead: int) -> None:
@@ -47,8 +49,8 @@ class DraftCohort(Cohort):
         self.max_model_len = FOREVER
         self.cache: Optional[KvCache] = None
         self.members: list[Request] = []  # those that joined last are at the end
-        self.need = 0  # new blocks of the next step
-        self._growing: list[Request] = []  # members that need them
+        self.need: i64 = 0  # new blocks of the next step, which the members count as theirs (Request._grown)
+        self.takes: i64 = 1  # number of the next step that takes blocks
         self.drawn = UNKNOWN  # accepted drafts of the next step that returns, if they are drawn
         self.leaving = NO_ROWS  # rows of this step whose requests leave
 
@@ -75,35 +77,44 @@ class DraftCohort(Cohort):
         self.size += 1
         self.context += request._cached
         self.max_length += request.prompt + request.max_tokens
-        self._note_growth(request)
+        request._grown = request._grown_at = 0
+        self._cover(request)
 
-    def _note_growth(self, request: Request) -> None:
-        if request._cached + self.ahead > request._blocks * self.block_size:
-            self.need += self._next_blocks(request) - request._blocks
-            self._growing.append(request)
+    def _cover(self, request: Request) -> None:
+        """Count the blocks of the next step of a member as its own, and set how long it needs no more."""
+        size: i64 = self.block_size
+        most: i64 = request._blocks * size - request._cached + request._written - self.ahead
+        grown: i64 = 0
+        while request._written > most:
+            most += size
+            grown += 1
+        if grown:
+            request._blocks += grown
+            request._grown, request._grown_at = self._new_blocks(request) + grown, self.takes
+            self.need += grown
+        request._covered = min(most, request._finish_step)
 
-    def _next_blocks(self, request: Request) -> int:
-        return -(-(request._cached + self.ahead) // self.block_size)
+    def _uncover(self, request: Request) -> None:
+        """Take the blocks of the next step back from a member."""
+        new = self._new_blocks(request)
+        request._blocks -= new
+        self.need -= new
+        request._grown = 0
+
+    def _new_blocks(self, request: Request) -> i64:
+        """Return how many blocks of a member are those of the next step."""
+        return request._grown if request._grown_at == self.takes else 0
 
     def blocks(self, request: Request) -> int:
-        return request._blocks
+        return request._blocks - self._new_blocks(request)
 
     def blocks_needed(self, ahead: int = 0) -> int:
         return self.need
 
     def take_blocks(self) -> int:
-        """Give the members the blocks of a step. Return how many are new."""
-        need = self.need
-        if need:
-            size: i64 = self.block_size
-            ahead: i64 = self.ahead
-            for request in self._growing:
-                blocks: i64 = request._blocks
-                while blocks * size < request._cached + ahead:
-                    blocks += 1
-                request._blocks = blocks
-            self._growing.clear()
-            self.need = 0
+        """Let the members keep the blocks of a step. Return how many are new."""
+        need, self.need = self.need, 0
+        self.takes += 1
         return need
 
     def leave(self, request: Request, in_flight: bool = False) -> None:
@@ -125,9 +136,7 @@ class DraftCohort(Cohort):
 
     def _remove(self, request: Request) -> bool:
         """Remove a member from the sums. Return whether no step of the cohort has had it."""
-        if self.need and request in self._growing:
-            self._growing.remove(request)
-            self.need -= self._next_blocks(request) - request._blocks
+        self._uncover(request)
         take_out(self.members, request)
         request._cohort, request._finish_step = None, 0
         self.size -= 1
@@ -208,12 +217,10 @@ class DraftCohort(Cohort):
         second: i64 = bounds[1]
         third: i64 = bounds[2]
         tokens: i64 = drafts.tokens
-        size: i64 = self.block_size
         total: i64 = 0
         at_second: i64 = 0  # of these, those at the second position
         at_third: i64 = 0
         further: i64 = 0
-        ahead: i64 = self.ahead
         is_equal = model is not None and not model.by_request  # all requests have these bounds
         has_more = tokens > 3
         for request in self.members if rows == len(self.members) else self.members[:rows]:
@@ -228,17 +235,14 @@ class DraftCohort(Cohort):
                 while has_more and 2 < accepted < tokens and luck < bounds[accepted]:
                     accepted += 1
             written: i64 = request._written + 1 + accepted
-            if written > request._finish_step:
+            is_covered = written <= request._covered
+            if not is_covered and written > request._finish_step:
                 self._note_leaving(request, accepted)
                 continue
             request._written = written
             request._cached += 1 + accepted
-            missing: i64 = request._cached + ahead - request._blocks * size
-            if missing > 0:
-                self._growing.append(request)
-                while missing > 0:
-                    missing -= size
-                    self.need += 1
+            if not is_covered:
+                self._cover(request)
             request.drafted += tokens
             request.accepted += accepted
             total += accepted
@@ -274,13 +278,11 @@ class DraftCohort(Cohort):
     def settle(self, request: Request, rejected: int) -> None:
         """Note that a row of its own has returned of a member."""
         self.context -= rejected
-        if request in self._growing:  # no step since it joined
-            self._growing.remove(request)
-            self.need -= -(-(request._cached + rejected + self.ahead) // self.block_size) - request._blocks
         if request._written > request._finish_step:
             self.leave(request)
         else:
-            self._note_growth(request)
+            self._uncover(request)  # no step since it joined
+            self._cover(request)
 
 
 def take_out(requests: list[Request], request: Request) -> None:
