@@ -31,11 +31,11 @@ NO_PROMPTS: Final[AbstractSet[Request]] = frozenset()
 
 def decide(policy: VLLMSettings, view: View) -> Plan:
     """Return the plan of a step. If no prompt is there and nothing is short, the requests need not be looked at."""
-    rows, drafting = view.decoding, policy.drafting
-    if rows and rows == len(view.running) and not len(view.waiting):
-        inputs = rows * (1 + drafting.tokens + drafting.slots)
+    rows = view.decoding
+    if rows and not view.waiting and rows == len(view.running):
+        drafting = policy.drafting
         if (
-            inputs <= policy.max_num_batched_tokens
+            rows * (1 + drafting.tokens + drafting.slots) <= policy.max_num_batched_tokens
             and 1 + drafting.tokens <= policy.max_chunk(rows)
             and view.decode_block_need <= view.pool.free
         ):
@@ -50,7 +50,7 @@ class DraftPass(Pass):
         super().__init__(policy, view, policy.max_num_batched_tokens, view.pool.free)
         self.drafting, self.inputs = policy.drafting, self.tokens
         self.taken = 0  # blocks of running requests since the last preemption
-        self.prompts = set(view.prefilling) if len(view.prefilling) else NO_PROMPTS
+        self.prompts = set(view.prefilling) if view.prefilling else NO_PROMPTS
         self.in_prompt = False  # a request that is scheduled was in the middle of its prompt
         self.changes: Optional[list[Any]] = None  # of a cache that takes the blocks itself
         self.decodes = not one_by_one and self._decode_all()
@@ -84,21 +84,21 @@ class DraftPass(Pass):
     def run(self) -> Plan:
         view, cache = self.view, self.view.prefix_cache
         queue = view.prefilling if self.decodes else view.running
-        running = list(queue) if len(queue) else []
-        if cache is not None and (running or not len(view.waiting)):  # otherwise it starts below
+        running = list(queue) if queue else []
+        if cache is not None and (running or not view.waiting):  # otherwise it starts below
             cache.start(decodes=False)
         if running:
             self.schedule_running(running)
         if self.decodes and self.preempt:  # the victim may be one that decodes
             return DraftPass(self.policy, view, one_by_one=True).run()
         chunks, may_grow = list(self.scheduled.values()), False
-        if not self.preempt and len(view.waiting):
+        if not self.preempt and view.waiting:
             may_grow = self.admit(chunks)
         if chunks or not self.decodes:
             return Plan(preempt=self.preempt, chunks=chunks, decode=self.decodes and "first", extra=self.changes)
         if may_grow:
             return DECODE_ONCE
-        return DECODE_UNTIL_FINISH if len(view.waiting) else DECODE_PAST_FINISH
+        return DECODE_UNTIL_FINISH if view.waiting else DECODE_PAST_FINISH
 
     def _decode_all(self) -> bool:
         """Take what the decoding requests need for all their drafts. Return False if that is not possible."""

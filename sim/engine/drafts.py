@@ -7,12 +7,15 @@ step is in flight, all drafts count as accepted (`Request.written`, `cached`, `i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Callable, Final, Optional
+from typing import TYPE_CHECKING, Callable, Final, Optional
 
 from servesim.core import Chunk, Request
 
 from .acceptance import Acceptance, Proposals
 from .step import Verified
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64  # of a number that is never larger: faster in compiled code
 
 Accept = Callable[[Request, int], int]  # of the next row of a request with drafts: how many the model accepts
 UNKNOWN: Final = -1  # accepted drafts of a row that has not returned
@@ -26,9 +29,11 @@ class Drafts:
         self._accept: Accept = accept_none
         self.model: Optional[Acceptance] = None  # of the function, if it has one
         self.offer: Optional[Callable[[Request], int]] = None  # drafts after a step; None: always all
-        self.rows = 0  # with drafts that have returned
+        self.rows: i64 = 0  # with drafts that have returned
         self.drafted = 0
-        self._first = self._second = self._third = 0  # accepted ones at these positions: faster than a list
+        self._first: i64 = 0  # accepted ones at these positions: faster than a list
+        self._second: i64 = 0
+        self._third: i64 = 0
         self._further = [0] * (tokens - 3)  # and at those behind them
         self.lost = 0  # drafts behind the end of an answer: accepted ones, and those of rows that are thrown away
 
@@ -81,7 +86,7 @@ class Drafts:
         request.drafts = self.tokens if overlaps else 0
         return Verified(request, drafts, 0 if is_known else UNKNOWN, decodes)
 
-    def count_rows(self, rows: int, drafts: int, first: int, second: int, third: int) -> None:
+    def count_rows(self, rows: i64, drafts: i64, first: i64, second: i64, third: i64) -> None:
         """Count rows with drafts that have returned, and the accepted ones at the first positions."""
         self.rows += rows
         self.drafted += drafts

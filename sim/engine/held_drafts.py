@@ -44,15 +44,16 @@ class HeldDrafts(FastForward):
             horizon = min(loop.inbox.next_arrival if self.only_arrivals else self.next_change(None), loop.barrier)
             if now >= horizon or loop.inbox.delayed or loop.port is not None:
                 return now
-            if len(server.running) < running:
+            before, running = running, len(server.running)
+            if running < before:
                 if not plan.hold.past_finish:
                     return now
                 server.waits.go_on(server, now)
-            if not cohort.size or cohort.need > server.pool.free or not self._others_await_end():
+            if not cohort.size or cohort.need > server.pool.free or not self._others_await_end(running - cohort.size):
                 return now
             if cohort.size < rows and server.waiting:  # fewer rows leave more of the budget to a request that waits
                 return now
-            running, rows = len(server.running), cohort.size
+            rows = cohort.size
             if self._is_steady(step):
                 step = self._run_steady(step, horizon)
                 continue
@@ -116,10 +117,9 @@ class HeldDrafts(FastForward):
         cohort.count_all(steps, contexts)
         return step
 
-    def _others_await_end(self) -> bool:
-        """Whether all running requests that are not in the cohort run no more."""
+    def _others_await_end(self, others: int) -> bool:
+        """Whether all running requests that are not in the cohort, of this number, run no more."""
         server, cohort = self.server, self.cohort
-        others = len(server.running) - cohort.size
         if others and server.foresees_ends and server.flight is not None:
             for row in server.flight.verified:
                 if row.request._cohort is None and row.request.status == "running" and cohort.awaits_end(row.request):

@@ -49,9 +49,9 @@ class Waits:
     def note(self, state: ServerState, step: Step, now: float) -> None:
         """Note what the first waiting request lacks after a decision."""
         running = len(state.running)
-        if len(state.waiting):
+        if state.waiting:
             head = state.waiting[0]
-        elif len(state.swapped):
+        elif state.swapped:
             head = state.swapped[0]
         else:
             self._head = None
