@@ -116,12 +116,12 @@ class BuildCompiled(build_ext):
         try:
             self.distribution.ext_modules = mypycify(
                 ["--config-file", str(config), "--cache-dir", str(temp / "mypy_cache"), *compiled_files(package)],
-                opt_level="1", debug_level="0", multi_file=True, group_name="servesim.compiled", target_dir=str(temp),
+                opt_level="2", debug_level="0", multi_file=True, group_name="servesim.compiled", target_dir=str(temp),
             )  # fmt: skip
             for module in self.distribution.ext_modules:
                 module.include_dirs.append(str(temp / "servesim"))  # mypyc writes the headers of a dotted group there
-                if sys.platform == "linux":  # without these, most calls of functions go through a table
-                    module.extra_compile_args += ["-fvisibility=hidden", "-fno-plt"]
+                if sys.platform == "linux":  # calls go through no table; a*b+c is rounded as in plain Python
+                    module.extra_compile_args += ["-fvisibility=hidden", "-fno-plt", "-ffp-contract=off"]
             build = ParallelBuild(self.distribution)
             build.build_lib, build.build_temp = str(package.parent), str(temp)
             build.ensure_finalized()
