@@ -38,7 +38,7 @@ class Profile:
     about: Mapping[str, Any] = field(default_factory=dict)  # the other keys of profile.yaml
     path: Optional[Path] = None
     digest: str = ""  # hash of the folder's content
-    draw: Optional[tuple[int, int]] = None  # of one of several cost models that represent it: its number, and how many
+    drawn: Optional[tuple[int, int]] = None  # of one of several cost models that represent it: its number, and how many
 
     def section(self, key: str) -> Mapping[str, Any]:
         """Return a section of profile.yaml, an empty one if it is missing or null."""
@@ -170,7 +170,7 @@ class Profile:
     def with_draw(self, draw: Optional[tuple[int, int]]) -> Profile:
         """Return one of them; None: this profile."""
         return (
-            self if draw is None else replace(self, cost=self.uncertainty.representative(self.cost, *draw), draw=draw)
+            self if draw is None else replace(self, cost=self.uncertainty.representative(self.cost, *draw), drawn=draw)
         )
 
     @property

@@ -27,7 +27,7 @@ def servers_of(scenario: Scenario, profile: Profile) -> list[PoolServer]:
         return [PoolServer("", "both", 1, scenario, profile)]
     servers = []
     for pool, own in zip(scenario.fleet.all_pools, scenarios_of(scenario)):
-        of_pool = profile if pool.profile is None else load_profile(own.profile).with_draw(profile.draw)
+        of_pool = profile if pool.profile is None else load_profile(own.profile).with_draw(profile.drawn)
         servers.append(PoolServer(pool.name, pool.role, pool.size, own, of_pool))
     return servers
 
