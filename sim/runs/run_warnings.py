@@ -62,9 +62,9 @@ def scenario_warnings(tree: Tree) -> list[Note]:
     try:
         scenario = scenario_from(tree)
         profile, trace = load_profile(scenario.profile), None if scenario.trace is None else load_trace(scenario)
+        return run_warnings(scenario, profile, trace)
     except BadInput:  # `sim sweep DIR` may run on another machine
         return []
-    return run_warnings(scenario, profile, trace)
 
 
 def source_notes(profiles: Iterable[Any]) -> list[Note]:

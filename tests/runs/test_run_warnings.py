@@ -11,7 +11,7 @@ import servesim
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.costs.device_profile import load_profile
 from servesim.runs.notes import Note, sentence
-from servesim.runs.run_warnings import run_warnings, warn_default_blocks, warn_unused_prefixes
+from servesim.runs.run_warnings import run_warnings, scenario_warnings, warn_default_blocks, warn_unused_prefixes
 from servesim.runs.simulate import load_trace, simulate
 from servesim.runs.text import show_run
 
@@ -136,3 +136,10 @@ def test_a_run_of_pools_names_their_profiles_and_policies_and_warns_about_each()
     assert re.search(r"^policy validated against: vllm: recordings.*; vllm-v1: recordings", text, re.M)
     blocks = [found.text for found in run_warnings(clustered, run.profile, None) if "num_blocks" in found.text]
     assert len(blocks) == 2 and len(set(blocks)) == 2
+
+
+def test_a_stored_run_whose_files_are_gone_has_no_warnings() -> None:
+    known = {"workload": WORKLOAD, "policy": "vllm-v1", "profile": "h200-llama2-7b"}
+    assert scenario_warnings(known)
+    assert scenario_warnings({**known, "profile": "gone"}) == []
+    assert scenario_warnings({**known, "cluster": {"pools": [{"name": "a", "profile": "gone"}]}}) == []
