@@ -113,7 +113,7 @@ def add_intervals_of(run: Run, tree: dict[str, Any], args: argparse.Namespace, s
     from servesim.study.executor import open_executor
     from servesim.study.single_run import Task, context_json
 
-    tasks = [Task(0, 0, {}, draw=draw) for draw in draws_of(run.profile, args.intervals)]
+    tasks = [Task(0, 0, {}, draw=draw) for draw in draws_of(run.profiles, args.intervals)]
     jobs = 1 if args.jobs is None and seconds * len(tasks) < SLOW_SECONDS else args.jobs
     with open_executor("local", jobs, len(tasks)) as executor:
         records = [record for _, record in executor.run(context_json(tree), tasks)]

@@ -46,9 +46,14 @@ class Draw(NamedTuple):
         return scenario.model_copy(update={"noise": True, "seed": scenario.seed * self.total + self.number})
 
 
-def draws_of(profile: Profile, count: int) -> list[Draw]:
-    """Return the draws that predict a measured run: with the noise of steps if the profile has it."""
-    return [Draw(number, count, bool(profile.about.get("noise"))) for number in range(count)]
+def draws_of(profiles: Sequence[Profile], count: int) -> list[Draw]:
+    """Return the draws that predict a measured run: with the noise of steps if all profiles of its servers have it."""
+    return [Draw(number, count, have_noise(profiles)) for number in range(count)]
+
+
+def have_noise(profiles: Sequence[Profile]) -> bool:
+    """Whether all profiles have the noise of steps."""
+    return all(profile.about.get("noise") for profile in profiles)
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,7 @@ def simulate_draws(
 ) -> list[Mapping[str, Any]]:
     """Return the results of all draws, in the form of result.json, one after the other."""
     trace = load_trace(scenario) if trace is None else trace
-    pairs = zip(draws_of(profile, count), profile.representatives(count))
+    pairs = zip(draws_of(profiles_of(scenario, profile), count), profile.representatives(count))
     return [simulate_one(draw.scenario(scenario), trace, profile=drawn).result() for draw, drawn in pairs]
 
 
@@ -115,7 +120,8 @@ def intervals_of(
     """
     complete, metrics = [draw for draw in draws if not draw.get("stuck")], {}
     result = run.result() if figures is None else figures
-    spread = Spread.of(run, profiles_of(run.scenario, profile))
+    profiles = profiles_of(run.scenario, profile)
+    spread = Spread.of(run, profiles)
     load = load_of(run, profile, spread.total)
     for name in metrics_in("intervals") if figures is None else figures:
         values = [draw[name] for draw in complete if draw.get(name) is not None]
@@ -132,7 +138,7 @@ def intervals_of(
         "stuck": len(draws) - len(complete),
         "confidence": CONFIDENCE,
         **spread.as_result(),
-        "noise": bool(profile.about.get("noise")),
+        "noise": have_noise(profiles),
         "load": None if load is None else load._asdict(),
         "metrics": metrics,
     }

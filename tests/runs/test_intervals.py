@@ -306,13 +306,12 @@ def test_intervals_with_steps_in_flight_include_the_error_of_the_overlap() -> No
 
 def test_intervals_of_a_cluster_have_the_spread_of_the_profiles_of_its_pools() -> None:
     """The profile of the scenario, which no pool uses, has another spread."""
-    costs = {"linear": {"prefill": 0.02, "prefill_token": 1e-4, "decode_step": 0.02, "decode_row": 5e-4}}
     pools = [{"name": name, "role": name, "profile": "h200-llama2-7b"} for name in ("prefill", "decode")]
     lengths = {"kind": "fixed", "prompt": 16, "output": 50}
     workload = {"requests": 32, "arrivals": {"kind": "burst"}, "lengths": lengths}
     cluster = {"pools": pools, "transfer": {"token_bytes": 1000, "latency": 0}}
     common = {"workload": workload, "policy": {"name": "vllm-v1", "async_scheduling": False}}
-    apart = scenario_from({**common, "profile": {"name": "unused", "cost": costs}, "cluster": cluster})
+    apart = scenario_from({**common, "profile": {"base": 0.1}, "cluster": cluster})
     used, unused = load_profile("h200-llama2-7b"), profile_of(uncertainty={"session": 0.0})
     run = simulate(apart, profile=unused)
     assert [profile.name for profile in run.profiles] == [used.name]
@@ -326,3 +325,13 @@ def test_intervals_of_a_cluster_have_the_spread_of_the_profiles_of_its_pools() -
     }
     widths = [math.log(high / low) for low, high in (each["metrics"]["mean_tpot_ms"] for each in (found, alone))]
     assert widths[0] == pytest.approx(widths[1], rel=0.2)
+
+
+def test_intervals_have_noise_only_if_all_profiles_of_a_cluster_have_it() -> None:
+    pools = [{"name": "known"}, {"name": "other", "profile": {"decode_step": 0.02}}]
+    scenario, profile = scenario_from(tree(cluster={"pools": pools})), load_profile("h200-llama2-7b")
+    run = simulate(scenario, profile=profile)
+    assert intervals_of(run, simulate_draws(scenario, profile, 4), profile)["noise"] is False
+    alone = scenario_from(tree())
+    found = intervals_of(simulate(alone, profile=profile), simulate_draws(alone, profile, 4), profile)
+    assert found["noise"] is True
