@@ -201,11 +201,11 @@ class TimePass(Pass):
         self.is_over = False
         return super().admit(chunks)
 
-    def first_chunk(self, request: Request, cached: int) -> Optional[Chunk]:
+    def first_tokens(self, request: Request, cached: int) -> int:
         tokens = self.chunk(cached, min(request.length - cached, self.max_chunk))
-        if not tokens or (tokens > self.tokens and not self.policy.enable_chunked_prefill):
-            return None
-        return Chunk(request, min(tokens, self.tokens), cached=cached)
+        if tokens > self.tokens and not self.policy.enable_chunked_prefill:
+            return 0
+        return min(tokens, self.tokens)
 
     def spend(self, request: Request, computed: int, tokens: int) -> None:
         self.tokens -= tokens

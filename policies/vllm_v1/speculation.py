@@ -154,8 +154,7 @@ class DraftPass(Pass):
                 return None
             tokens = min(1 + drafts, self.max_chunk)  # `enter` refuses fewer
             return Chunk(request, tokens, self.blocks(cached + tokens), cached, drafts)
-        chunk = super().first_chunk(request, cached)
-        tokens = 0 if chunk is None else self.cut(missing, chunk.tokens)
+        tokens = self.cut(missing, self.first_tokens(request, cached))
         return Chunk(request, tokens, self.blocks(cached + tokens), cached) if tokens > 0 else None
 
     def enter(self, chunk: Chunk, prefix: CachedPrefix, taken: int) -> None:

@@ -150,11 +150,15 @@ class Pass:
 
     def first_chunk(self, request: Request, cached: int) -> Optional[Chunk]:
         """Return the first chunk of a waiting request; None: it must wait."""
-        tokens = min(request.length - cached, self.max_chunk)
-        if tokens > self.room and not self.policy.enable_chunked_prefill:
-            return None
-        tokens = self.limit(request, cached, min(tokens, self.room))
+        tokens = self.first_tokens(request, cached)
         return Chunk(request, tokens, cached=cached) if tokens > 0 else None
+
+    def first_tokens(self, request: Request, cached: int) -> int:
+        """Return the tokens of the first chunk of a waiting request; 0: it must wait."""
+        tokens, room = min(request.length - cached, self.max_chunk), self.room
+        if tokens > room and not self.policy.enable_chunked_prefill:
+            return 0
+        return self.limit(request, cached, min(tokens, room))
 
     def blocks(self, tokens: int) -> int:
         """Return the blocks of a request with these computed tokens."""
