@@ -157,7 +157,7 @@ class Request(ClientRequest):
         self._written: i64 = 0
         self._cached: i64 = 0
         self._blocks: i64 = 0
-        self.luck: i64 = 0  # the random number of its next row, which says which guesses are right; 0: none yet
+        self.luck: i64 = -1  # the random number of its next row, which says which guesses are right; -1: none yet
         self.drafted: i64 = 0  # verified guesses
         self.accepted: i64 = 0  # right ones
         self._cohort: Optional[DecodeCohort] = None

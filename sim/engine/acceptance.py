@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 Chances = tuple[int, Optional[float], Sequence[float], int, float]  # as JSON: the arguments of `Drafts.connect`
 MASK: Final = 2**64 - 1
-MODULUS: Final = 2**30 - 35  # a prime; products with smaller numbers are fast in compiled code
-MULTIPLIER: Final = 771645345
+NUMBERS: Final = 2**32  # random numbers of a request: from 0 to the largest one
+LARGEST: Final = NUMBERS - 1
+MULTIPLIER: Final = 747796405
+INCREMENT: Final = 2891336453
 
 
 def uniform(key: int, name: Any, number: int) -> float:
@@ -30,7 +32,7 @@ class Acceptance:
     """How many drafts the model accepts.
 
     One random number decides about all drafts of a row, so a row with fewer drafts accepts the same first ones. The
-    numbers of a request are a Lehmer sequence: cheap, because every row of a run needs one.
+    numbers of a request are a linear congruential sequence: cheap, because every row of a run needs one.
     """
 
     def __init__(self, key: int, rate: Optional[float], rates: Sequence[float] = (), tokens: int = MAX_DRAFTS) -> None:
@@ -41,12 +43,15 @@ class Acceptance:
             rates = powers(rate, tokens)
         self.by_request = not rates  # they have bounds of their own
         self.bounds = bounds_of(rates[:tokens])  # a smaller number accepts the draft at this position
+        self.first: i64 = self.bounds[0]  # faster than the list
+        self.second: i64 = self.bounds[1]
+        self.third: i64 = self.bounds[2]
         self._bounds_at: dict[float, list[int]] = {}  # by rates of requests
 
     def accept(self, request: Request, drafts: int) -> int:
         """Return how many drafts of the next row of a request are accepted."""
-        luck: i64 = request.luck or first_luck(self.start, request.id)
-        request.luck = luck * MULTIPLIER % MODULUS
+        luck: i64 = request.luck if request.luck >= 0 else first_luck(self.start, request.id)
+        request.luck = (luck * MULTIPLIER + INCREMENT) & LARGEST
         bounds, count = self.bounds_for(request) if self.by_request else self.bounds, 0
         while count < drafts and luck < bounds[count]:
             count += 1
@@ -64,13 +69,11 @@ class Acceptance:
 
 def first_luck(start: int, name: Any) -> int:
     """Return the first random number of a request."""
-    luck: i64 = crc32(str(name).encode(), start)
-    luck %= MODULUS
+    number = name if isinstance(name, int) else crc32(str(name).encode())
+    luck: i64 = (start + number) % NUMBERS
     for _turn in range(3):
-        luck = (luck ^ (luck >> 13)) % MODULUS * MULTIPLIER % MODULUS
-    if not luck:
-        luck = 1
-    return luck * MULTIPLIER % MODULUS
+        luck = ((luck ^ (luck >> 15)) * MULTIPLIER) & LARGEST
+    return luck ^ (luck >> 15)
 
 
 def powers(rate: float, count: int) -> list[float]:
@@ -78,11 +81,11 @@ def powers(rate: float, count: int) -> list[float]:
 
 
 def bounds_of(rates: Sequence[float]) -> list[int]:
-    """Return the bounds of numbers from 1 to MODULUS - 1 that are drawn at these rates; none is above the one before.
+    """Return the bounds below which numbers are drawn at these rates; none is above the one before.
 
     There are at least three; no number is below those of drafts that do not exist.
     """
-    return [1 + int(min(rates[: place + 1]) * (MODULUS - 1)) for place in range(len(rates))] + [0, 0, 0]
+    return [int(min(rates[: place + 1]) * NUMBERS) for place in range(len(rates))] + [0, 0, 0]
 
 
 class Proposals:

@@ -7,8 +7,9 @@ The pass also gives a member the blocks of its next step, at once (`Request._gro
 launch of that step on, which takes them from the pool (`take_blocks`). A member that leaves before gives them back.
 Fast-forward makes the pass before the step returns (held_drafts.py); only if a member leaves, `deliver` has more to do.
 
-A request that ends, or that may get fewer drafts in the next step, leaves; so do all members if a plan has a chunk of
-one of them. What a request has in flight then is a row of its own (`Step.verified`). `join` takes it back.
+A member that gets its last token ends at once (`_end`): nothing needs its row in flight. One that may get fewer drafts
+in the next step leaves; so do all members if a plan has a chunk of one of them. What a request has in flight then is a
+row of its own (`Step.verified`). `join` takes it back.
 
 Why it is exact. Rows of members and rows of their own change a request in the same way; tests compare both.
 """
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Optional
 
 from servesim.core import FOREVER, Request
 
-from .acceptance import MODULUS, MULTIPLIER, first_luck
+from .acceptance import INCREMENT, LARGEST, MULTIPLIER, first_luck
 from .cohort import Cohort
 from .drafts import UNKNOWN, Drafts
 from .kv_cache import KvCache
@@ -70,7 +71,7 @@ class DraftCohort(Cohort):
             return
         request._cohort, request._finish_step, request._joined_step = self, most, 0
         request._joined_busy_s = self.busy
-        if not request.luck and self.drafts.model is not None:
+        if request.luck < 0 and self.drafts.model is not None:
             request.luck = first_luck(self.drafts.model.start, request.id)
         self.members.append(request)
         self.new_members.append(request)
@@ -90,8 +91,10 @@ class DraftCohort(Cohort):
             grown += 1
         if grown:
             request._blocks += grown
-            request._grown, request._grown_at = self._new_blocks(request) + grown, self.takes
             self.need += grown
+            if request._grown_at == self.takes:
+                grown += request._grown
+            request._grown, request._grown_at = grown, self.takes
         request._covered = min(most, request._finish_step)
 
     def _uncover(self, request: Request) -> None:
@@ -205,30 +208,38 @@ class DraftCohort(Cohort):
         accepted, self.drawn = self.drawn, UNKNOWN
         if self.leaving:
             for row in self.leaving:
-                self._return_alone(step, row)
+                request = row.request
+                excess = request._written - request._in_flight + 1 + row.accepted - request.stop_at
+                if excess < 0:
+                    self._return_alone(step, row)
+                else:
+                    self._end(step, row, excess)
+                    accepted += row.accepted - excess
             self.leaving = NO_ROWS
         return accepted
 
     def draw_rows(self, rows: int) -> int:
         """Add the tokens of a step to the first members, unless they leave. Return how many drafts were accepted."""
         drafts, model = self.drafts, self.drafts.model
+        first: i64 = 0
+        second: i64 = 0
+        third: i64 = 0
+        is_equal = False  # whether all requests have the same bounds
+        if model is not None and not model.by_request:
+            is_equal, first, second, third = True, model.first, model.second, model.third
         bounds = NO_BOUNDS if model is None else model.bounds
-        first: i64 = bounds[0]
-        second: i64 = bounds[1]
-        third: i64 = bounds[2]
         tokens: i64 = drafts.tokens
         total: i64 = 0
         at_second: i64 = 0  # of these, those at the second position
         at_third: i64 = 0
         further: i64 = 0
-        is_equal = model is not None and not model.by_request  # all requests have these bounds
         has_more = tokens > 3
         for request in self.members if rows == len(self.members) else self.members[:rows]:
             if not is_equal:
                 accepted: i64 = drafts.draw(request, drafts.tokens)
             else:
                 luck: i64 = request.luck
-                request.luck = luck * MULTIPLIER % MODULUS
+                request.luck = (luck * MULTIPLIER + INCREMENT) & LARGEST
                 accepted = luck < first
                 accepted += luck < second  # without a branch, this is faster
                 accepted += luck < third
@@ -270,6 +281,26 @@ class DraftCohort(Cohort):
         self._add_row(step, row)
         if flight is not None and flight is not step:
             self._add_row(flight, Verified(request, row.drafts, UNKNOWN, True))
+
+    def _end(self, step: Step, row: Verified, excess: int) -> None:
+        """End a member with a row that returns now, and has this number of tokens after its last one.
+
+        Its row in the next step is thrown away.
+        """
+        request, next_step, drafts = row.request, self.flight, self.drafts
+        self._remove(request)
+        request._written, request._in_flight = request.stop_at, 0
+        request._cached += 1 + row.accepted - excess
+        request.decoding += self.busy - request._joined_busy_s
+        request.decoding += step.end - step.start
+        drafts.returned(row)
+        drafts.lost += max(0, excess - 1)
+        if next_step is not None and next_step is not step:
+            next_step.rows -= 1
+            drafts.lost += row.drafts
+        if self.overlaps and self.cache is not None and not self.cache.shares:
+            self.cache.note_known(request)
+        step.note_end(request)
 
     def awaits_end(self, request: Request) -> bool:
         """Whether a request ends with its row in flight, even if all its drafts are rejected."""

@@ -25,7 +25,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Optional
 
-from servesim.core import Chunk, Request
+from servesim.core import Request
 
 from .cohort import NO_MEMBERS
 from .draft_cohort import DraftCohort
@@ -33,7 +33,7 @@ from .groups import group_of
 from .server import Server
 from .shape import runs_as_decode
 from .step import NO_REQUESTS, NO_ROWS, Step, Verified
-from .work_totals import KindTotals
+from .work_totals import NO_WORK, KindTotals
 
 
 def launch(server: Server, step: Step, end: float) -> None:
@@ -141,14 +141,15 @@ def _launch_chunks(server: Server, step: Step) -> None:
 
 def _launch_verified(server: Server, cohort: DraftCohort, step: Step) -> None:
     """Count the chunks of a server with drafts. Those that complete a prompt, or decode, are rows of their own."""
-    rows, alone = step.decode_rows, KindTotals()
-    prompts: list[Chunk] = []
+    rows, alone, prompts = step.decode_rows, NO_WORK, step.chunks
+    if step.decode_chunks:
+        alone, prompts = KindTotals(), []
     for chunk in step.chunks:
-        request, decodes = chunk.request, runs_as_decode(chunk, server.rules)
+        request, decodes = chunk.request, step.decode_chunks > 0 and runs_as_decode(chunk, server.rules)
         request._cached = cached = request._cached + chunk.tokens
         if decodes:
             alone.add_decode(chunk.drafts, cached)
-        else:
+        elif step.decode_chunks:
             prompts.append(chunk)
         if cached >= request.prompt + request._written:
             if request._in_prefilling:
@@ -251,8 +252,11 @@ def deliver(server: Server, step: Step, now: float) -> list[Request]:
     if step.paused:
         for request in step.paused:
             request._joined_busy_s = server.cohort.busy
-    if server.draft_cohort is not None and _has_rows(server, step):
-        _deliver_verified(server, server.draft_cohort, step, now, seconds)
+    if server.draft_cohort is not None:
+        if _has_rows(server, step):
+            _deliver_verified(server, server.draft_cohort, step, now, seconds)
+        if server.ends_in_batch_order:
+            _sort(step.ends)
     finished = _finished(server, step) if step.ends or step.fails else NO_REQUESTS
     server.rules.process_results(server, step, finished, now)
     return finished
@@ -321,8 +325,6 @@ def _deliver_verified(server: Server, cohort: DraftCohort, step: Step, now: floa
     for row in step.verified:
         _deliver_row(server, cohort, step, row, now)
     cache, newest = server.prefix_cache, server.flight
-    if server.ends_in_batch_order:
-        _sort(step.ends)
     if server.overlaps and cache is not None and cache.shares:
         for request in server.running:
             cache.note_known(request)

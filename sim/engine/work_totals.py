@@ -8,7 +8,7 @@ frequent one, costs two additions. Standard library only, Python 3.9.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from .cohort import Cohort
 
@@ -76,6 +76,9 @@ class KindTotals:
     def cached(self) -> int:
         """Tokens in the KV cache that the rows read, each once for all its drafts."""
         return self.prompt_cached + self.decode_pairs - self.decode_rows
+
+
+NO_WORK: Final = KindTotals()  # never changed
 
 
 class WorkTotals:

@@ -8,7 +8,7 @@ import pytest
 from servesim.config.layers import apply_assignment, assemble, setting_layers
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Request
-from servesim.engine.acceptance import MODULUS, Acceptance, first_luck
+from servesim.engine.acceptance import NUMBERS, Acceptance, first_luck
 
 BASE: dict[str, Any] = {"policy": {"name": "vllm-v1"}, "speculative": {"tokens": 3, "acceptance": 0.6}}
 
@@ -101,9 +101,9 @@ def random_numbers(key: int, name: Any) -> list[float]:
     request, model = Request(name, 0.0, 1, 1), Acceptance(key, 0.5)
     numbers = []
     for _ in range(400):
-        luck = request.luck or first_luck(model.start, name)
-        numbers.append(luck / MODULUS)
-        assert model.accept(request, 1) == (numbers[-1] <= 0.5)
+        luck = request.luck if request.luck >= 0 else first_luck(model.start, name)
+        numbers.append(luck / NUMBERS)
+        assert model.accept(request, 1) == (numbers[-1] < 0.5)
     return numbers
 
 

@@ -99,7 +99,7 @@ def run(seed: int, one_by_one: bool, observed: bool) -> dict[str, Any]:
         "rows": log.rows, "stuck": stuck, "now": loop.now, "calls": loop.calls, "gaps": gaps, "work": work,
         "largest": clock.largest_shape._replace(longest=0), "tokens": server.tokens_generated,
         "kv": [getattr(server.kv_use, name) for name in ("tokens", "block_sum", "token_sum", "peak_blocks")],
-        "drafts": (drafts.rows, drafts.drafted, drafts.accepted_at),
+        "drafts": (drafts.rows, drafts.drafted, drafts.accepted_at, drafts.lost),
         "cache": [getattr(server.prefix_cache and server.prefix_cache.stats, name, None) for name in CACHE_COUNTS],
         "requests": [
             (r.id, r.outcome, r.scheduled, r.first_token, r.last_token, r.finish, r.preemptions, r.cached_tokens,
