@@ -64,7 +64,7 @@ def run_check_command(args: argparse.Namespace) -> int:
         chosen = (executor, args.replications, args.intervals, args.confidence, "--subject-to")
         check = run_check(scenario, baseline, args.subject_to, *chosen)
     if check.runs.draws:
-        note_uncertainty(args, check.runs.profile)
+        note_uncertainty(args, check.runs.profiles)
     print_note(args, *notes)
     print_warnings_of(scenario[0])
     print_result(args, check.as_json, lambda: check.format(screen_of(sys.stdout)))

@@ -59,9 +59,8 @@ def run_compare(args: argparse.Namespace) -> int:
     check_replications(args.replications, "--replications")
     with open_executor(args.executor, args.jobs, args.replications + draws) as executor:
         a, b = load_runs((args.a, args.b), args.set, args.replications, executor, draws, percentiles)
-    simulated = {str(runs.profile): runs.profile for runs in (a, b) if runs.simulated}
-    for profile in simulated.values() if draws else ():
-        note_uncertainty(args, profile)
+    if draws:
+        note_uncertainty(args, [profile for runs in (a, b) if runs.simulated for profile in runs.profiles])
     differences = compare(a, b, metrics_of(named, args, a, b), args.confidence)
     compared = Compared(a, b, differences, args.confidence)
     print_result(args, compared.as_json, lambda: compared.format(screen_of(sys.stdout)))

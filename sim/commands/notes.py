@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,14 +71,15 @@ def print_profile(folder: Path) -> None:
     print("\n".join([*verdict_on(load_profile(folder)).lines(), f"profile: {folder / 'profile.yaml'}"]))
 
 
-def note_uncertainty(args: argparse.Namespace, profile: Any) -> None:
-    """Print a note if a profile stores no uncertainty of its fit."""
+def note_uncertainty(args: argparse.Namespace, profiles: Iterable[Any]) -> None:
+    """Print a note for each of these profiles that stores no uncertainty of its fit."""
     from servesim.costs.device_profile import load_profile
     from servesim.runs.notes import note
 
-    loaded = load_profile(profile)
-    if not loaded.uncertainty.draws:
-        print_note(args, note("no uncertainty", profile=loaded.name).text)
+    for profile in {str(profile): profile for profile in profiles}.values():
+        loaded = load_profile(profile)
+        if not loaded.uncertainty.draws:
+            print_note(args, note("no uncertainty", profile=loaded.name).text)
 
 
 @contextmanager

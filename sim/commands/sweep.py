@@ -136,6 +136,8 @@ def run_and_finish(
 
     The folder is that of -o, else the default one; with --fresh, the first of DIR, DIR-2 ... that does not exist.
     """
+    from servesim.config.scenario import Scenario
+    from servesim.runs.pools import scenarios_of
     from servesim.study.executor import open_executor
     from servesim.study.progress import Progress
 
@@ -145,7 +147,8 @@ def run_and_finish(
             break
         folder = first.with_name(f"{first.name}-{number}")
     if experiment.intervals:
-        note_uncertainty(args, experiment.profile)
+        servers = scenarios_of(Scenario.model_validate(experiment.base))
+        note_uncertainty(args, [server.profile for server in servers])
     with resumable(folder):
         with open_executor(args.executor, args.jobs) as executor, Progress(noun, args.quiet, unit=unit) as progress:
             result = run(folder, executor, args.resume, progress)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from servesim.config.scenario import Scenario
 from servesim.runs.metric_table import metric_title
 from servesim.statistics.number_format import format_metric
 from servesim.study.compare import COLUMNS, Difference, basis_of, name_of_b, summarise
@@ -33,7 +32,7 @@ def write_compare_report(a: ComparedRuns, b: ComparedRuns, differences: Sequence
 
 def trust(a: ComparedRuns, b: ComparedRuns, differences: Sequence[Difference]) -> list[Fact]:
     """Return the trust panel: the profiles, the pairs and the policies."""
-    facts = facts_of_profiles(runs.profile for runs in (a, b) if runs.profile is not None)
+    facts, servers = facts_of_profiles([*a.profiles, *b.profiles]), [*a.servers, *b.servers]
     if not facts:
         facts = [Fact("Profile", "that of the compared folders; their own reports describe it", CHECK)]
     basis = basis_of(differences)
@@ -41,8 +40,7 @@ def trust(a: ComparedRuns, b: ComparedRuns, differences: Sequence[Difference]) -
     draws = max(len(d.draws) for d in differences)
     text = f"intervals include {draws} draws of the cost model" if draws else "not part of the intervals (--intervals)"
     facts.append(Fact("Calibration uncertainty", text, GOOD if draws else CHECK))
-    scenarios = [Scenario.model_validate(runs.scenario) for runs in (a, b) if runs.scenario]
-    return [*facts, policy_fact(scenarios)] if scenarios else facts
+    return [*facts, policy_fact(servers)] if servers else facts
 
 
 def result(differences: Sequence[Difference], b: str) -> ResultCard:

@@ -272,7 +272,7 @@ def manifest(run: Run) -> dict[str, Any]:
     return {
         "scenario": run.scenario.model_dump(mode="json"),
         "seed": run.scenario.seed,
-        "profile": {"name": run.profile.name, "digest": run.profile.digest},
+        "profiles": [{"name": profile.name, "digest": profile.digest} for profile in run.profiles],
         "versions": {
             "servesim": __version__,
             "python": platform.python_version(),

@@ -152,7 +152,8 @@ class Check:
     @property
     def notes(self) -> list[str]:
         """Remarks on the validity of the values."""
-        notes = [found.text for found in source_notes(side.profile for side in self.sides.values())]
+        profiles = [profile for side in self.sides.values() for profile in side.profiles]
+        notes = [found.text for found in source_notes(profiles)]
         for side in self.sides.values():
             problem = find_invalid(side.runs)
             labels = ["saturated"] * (side.is_saturated and not problem) + ["outside profile"] * side.is_outside_profile

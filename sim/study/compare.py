@@ -218,7 +218,7 @@ class Compared:
     def format(self, screen: Screen = PLAIN) -> str:
         """Return the names of A and B, the table, the result in sentences, and notes on the profiles."""
         lines = [f"A: {self.a.name}", f"B: {self.b.name}", *table_lines(COLUMNS, self.differences, screen)]
-        notes = [f"note: {note.text}" for note in source_notes([self.a.profile, self.b.profile])]
+        notes = [f"note: {note.text}" for note in source_notes([*self.a.profiles, *self.b.profiles])]
         return "\n".join([*lines, f"{self.verdict} {self.basis}", *notes])
 
     def as_json(self) -> dict[str, Any]:

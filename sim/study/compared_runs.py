@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 from servesim.config.layers import Tree, read_scenario_file
-from servesim.config.scenario import scenario_from
+from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput
 from servesim.runs.metric_table import METRICS, PERCENTILES, percentile_metrics
+from servesim.runs.pools import scenarios_of
 from servesim.runs.request_rate import format_rate
 from servesim.runs.run_folder import RESULT, latencies_of, read_run
 from servesim.statistics.two_samples import BATCHES, RUN, TwoSamples
@@ -46,9 +47,14 @@ class ComparedRuns(Replications):
     simulated: bool = False  # for this comparison; the others are stored runs
 
     @property
-    def profile(self) -> Any:
-        """The profile of the scenario; None if it is not known."""
-        return self.scenario.get("profile")
+    def servers(self) -> list[Scenario]:
+        """The scenario of one server of each pool; none if the scenario is not known."""
+        return scenarios_of(Scenario.model_validate(self.scenario)) if self.scenario else []
+
+    @property
+    def profiles(self) -> list[Any]:
+        """The profile of each of them."""
+        return [server.profile for server in self.servers]
 
     def variation(self, metric: str) -> tuple[str, list[float]]:
         """Return the values of a metric that show its variation: of replications, of batches, or one value."""

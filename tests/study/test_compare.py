@@ -275,3 +275,25 @@ def test_batch_means_average_over_consecutive_arrivals() -> None:
     times = [{"id": str(k), "arrival": float(k), "first_token": k + 1.0, "finish": k + 3.0} for k in range(80)]
     means = batch_means([{**fixed, **row} for row in times])
     assert means == {"mean_ttft_ms": [1000.0] * 20, "mean_e2el_ms": [3000.0] * 20, "mean_tpot_ms": [1000.0] * 20}
+
+
+def test_the_notes_name_the_profiles_of_all_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The profile of the scenario is that of no pool."""
+    derived = {"model": "llama-3.1-8b", "device": "H100"}
+    pools = [{"name": "old", "profile": derived}, {"name": "new", "profile": {**derived, "device": "H200"}}]
+    tree = sweeps.base(policy={"name": "vllm-v1"}, workload=sweeps.workload(20, 5.0))
+    a, b = tmp_path / "a.json", tmp_path / "b.json"
+    a.write_text(json.dumps({**tree, "profile": "h200-llama2-7b"}), encoding="utf-8")
+    b.write_text(json.dumps({**tree, "profile": {"base": 0.1}, "cluster": {"pools": pools}}), encoding="utf-8")
+    words = ("compare", a, b, "-j", 1, "--replications", 2, "--intervals", 2, "-o", tmp_path)
+    assert sweeps.sim(*words) == 0
+    said = capsys.readouterr()
+    names = ("h200-llama2-7b", "h100-llama-3.1-8b", "h200-llama-3.1-8b")
+    assert [name for name in names if f"note: profile {name} was " in said.out] == list(names), said.out
+    assert "no stored uncertainty" not in said.err, said.err  # that of the scenario has none
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert all(name in page for name in names)
+    run = tmp_path / "run"
+    assert sweeps.sim("run", b, "-o", run) == 0
+    profiles = json.loads((run / "manifest.json").read_text(encoding="utf-8"))["profiles"]
+    assert [profile["name"] for profile in profiles] == [*names[1:]]
