@@ -208,8 +208,7 @@ class DraftCohort(Cohort):
         accepted, self.drawn = self.drawn, UNKNOWN
         if self.leaving:
             for row in self.leaving:
-                request = row.request
-                excess = request._written - request._in_flight + 1 + row.accepted - request.stop_at
+                excess = self._tokens_after_end(row)
                 if excess < 0:
                     self._return_alone(step, row)
                 else:
@@ -267,13 +266,18 @@ class DraftCohort(Cohort):
         return total
 
     def _note_leaving(self, request: Request, accepted: int) -> None:
-        """Note that a row returns as one of its own."""
+        """Note that a member leaves when its row returns."""
         if not self.leaving:
             self.leaving = []
         self.leaving.append(Verified(request, self.drafts.tokens, accepted, True))
 
+    def _tokens_after_end(self, row: Verified) -> int:
+        """Return how many tokens of a row come after the last one of its request; below 0: it has not ended."""
+        request = row.request
+        return request._written - request._in_flight + 1 + row.accepted - request.stop_at
+
     def _return_alone(self, step: Step, row: Verified) -> None:
-        """Remove a member whose row returns now. What it has in flight are rows of its own."""
+        """Remove a member whose row returns now, and which goes on. What it has in flight are rows of its own."""
         request, flight = row.request, self.flight
         self._remove(request)
         launch_row(request, self.width)
@@ -283,10 +287,7 @@ class DraftCohort(Cohort):
             self._add_row(flight, Verified(request, row.drafts, UNKNOWN, True))
 
     def _end(self, step: Step, row: Verified, excess: int) -> None:
-        """End a member with a row that returns now, and has this number of tokens after its last one.
-
-        Its row in the next step is thrown away.
-        """
+        """End a member whose row returns now, with `excess` tokens after its last one. Its next row is thrown away."""
         request, next_step, drafts = row.request, self.flight, self.drafts
         self._remove(request)
         request._written, request._in_flight = request.stop_at, 0
