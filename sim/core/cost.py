@@ -56,10 +56,8 @@ class StepCost:
 
     def duration(self, shape: Shape) -> float:
         """Return the seconds of a step. Like fast-forward, it uses `decode` if it can, so all results are identical."""
-        if shape.prefill_rows or shape.swapped or (shape.drafts and shape.longest):
+        if shape.prefill_rows or shape.swapped or shape.drafts:
             return self.seconds(shape)
-        if shape.drafts:
-            return self.verify(shape.decode_rows, shape.decode_live, shape.context, shape.drafts)
         if shape.longest:
             return self.decode_unequal(shape.decode_rows, shape.decode_live, shape.context, shape.longest)
         return self.decode(shape.decode_rows, shape.decode_live, shape.context)
@@ -68,9 +66,13 @@ class StepCost:
         """Return the seconds of a decode-only step. A subclass may override it with faster code of the same result."""
         return self.seconds(Shape(decode_rows=rows, decode_live=live, context=context))
 
-    def verify(self, rows: int, live: int, context: int, drafts: int) -> float:
-        """Return the seconds of a decode-only step that verifies drafts. A subclass may override it like `decode`."""
-        return self.seconds(Shape(decode_rows=rows, decode_live=live, context=context, drafts=drafts))
+    def verify(self, rows: int, live: int, context: int, drafts: int, longest: int) -> float:
+        """Return the seconds of a decode-only step that verifies drafts. A subclass may override it like `decode`.
+
+        `longest` is 0 if it is not known.
+        """
+        shape: Shape = tuple.__new__(Shape, (0, 0, 0, 0, 0, rows, live, context, 0, longest, drafts))  # faster
+        return self.seconds(shape)
 
     def decode_unequal(self, rows: int, live: int, context: int, longest: int) -> float:
         """Return the seconds of a decode-only step whose longest context is known. Needed if `reads_longest`."""

@@ -35,7 +35,7 @@ class DraftedCost(ChangedCost):
         rows = shape.prefill_rows + shape.decode_rows
         if not rows:
             return seconds
-        seconds += self.drafter.duration(shape._replace(swapped=0))
+        seconds += self.drafter.duration(shape._replace(swapped=0) if shape.swapped else shape)
         return seconds + (self.passes - 1) * self.drafter.decode(rows, rows, shape.context)
 
 

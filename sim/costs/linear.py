@@ -59,7 +59,7 @@ class LinearCost(StepCost):
         fixed, slope = self.linear_in_context(rows, live)
         return fixed + slope * context
 
-    def verify(self, rows: int, live: int, context: int, drafts: int) -> float:
+    def verify(self, rows: int, live: int, context: int, drafts: int, longest: int) -> float:
         decode = self.decode_step + self.decode_row * rows + self.decode_live * live + self.context * context
         token = self.prefill_token if self.draft_token is None else self.draft_token
         return self.base + decode + token * drafts + self._experts(rows + drafts)  # in the order of `seconds`

@@ -186,7 +186,9 @@ class PartsCost(StepCost):
     mixed: MixedPart = MixedPart()
     swap: SwapPart = SwapPart()
     host: HostPart = NO_HOST
+    # Every step of a run asks for these: the terms of decodes by rows, and layers by tokens of rows with drafts.
     _terms: dict[int, tuple[float, float, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _layers: dict[int, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), field_values(self)
@@ -232,8 +234,9 @@ class PartsCost(StepCost):
         if shape.drafts and self.decodes.draft is not None:
             seconds += self.decodes.draft * shape.drafts
         elif shape.drafts:
-            seconds += max(0.0, self.prefill.layers(rows + shape.drafts) - self.decodes.terms(rows)[0])
-            seconds += self._attention_of_drafts(shape, self.decodes.terms(rows)[2])
+            fixed, _, token = self._terms_of(rows)
+            seconds += max(0.0, self._layers_of(rows + shape.drafts) - fixed)
+            seconds += self._attention_of_drafts(shape, token)
         return seconds
 
     def _attention_of_drafts(self, shape: Shape, read: float) -> float:
@@ -250,11 +253,20 @@ class PartsCost(StepCost):
         return max(attention, CHUNK_READ * reading) - reading
 
     def _line(self, rows: int, live: int) -> tuple[float, float]:
+        fixed, row, token = self._terms_of(rows)
+        return fixed + self.host.step + (row + self.host.row) * live, token
+
+    def _terms_of(self, rows: int) -> tuple[float, float, float]:
         terms = self._terms.get(rows)
         if terms is None:
-            fixed, row, token = self.decodes.terms(rows)
-            terms = self._terms[rows] = (fixed + self.host.step, row + self.host.row, token)
-        return terms[0] + terms[1] * live, terms[2]
+            terms = self._terms[rows] = self.decodes.terms(rows)
+        return terms
+
+    def _layers_of(self, tokens: int) -> float:
+        seconds = self._layers.get(tokens)
+        if seconds is None:
+            seconds = self._layers[tokens] = self.prefill.layers(tokens)
+        return seconds
 
     def _mixed(self, shape: Shape) -> float:
         """Return the seconds of prompts and decodes of one step, without host time."""

@@ -13,19 +13,10 @@ if TYPE_CHECKING:
     from mypy_extensions import i64  # of a number that is never larger: faster in compiled code
 
 Chances = tuple[int, Optional[float], Sequence[float], int, float]  # as JSON: the arguments of `Drafts.connect`
-MASK: Final = 2**64 - 1
 NUMBERS: Final = 2**32  # random numbers of a request: from 0 to the largest one
 LARGEST: Final = NUMBERS - 1
 MULTIPLIER: Final = 747796405
 INCREMENT: Final = 2891336453
-
-
-def uniform(key: int, name: Any, number: int) -> float:
-    """Return the random number from 0 to 1 of a stream, a request and a place in it (the mixer of splitmix64)."""
-    mixed = (key + crc32(str(name).encode()) * 0x9E3779B97F4A7C15 + number * 0xD1B54A32D192ED03) & MASK
-    mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 & MASK
-    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB & MASK
-    return ((mixed ^ (mixed >> 31)) >> 11) * 2.0**-53
 
 
 class Acceptance:
@@ -67,13 +58,16 @@ class Acceptance:
         return bounds
 
 
-def first_luck(start: int, name: Any) -> int:
+def first_luck(start: int, name: Any) -> i64:
     """Return the first random number of a request."""
-    number = name if isinstance(name, int) else crc32(str(name).encode())
-    luck: i64 = (start + number) % NUMBERS
+    return mixed((start + (name if isinstance(name, int) else crc32(str(name).encode()))) % NUMBERS)
+
+
+def mixed(number: i64) -> i64:
+    """Return a number to which no other one leads, and which differs in half of its bits from those of neighbours."""
     for _turn in range(3):
-        luck = ((luck ^ (luck >> 15)) * MULTIPLIER) & LARGEST
-    return luck ^ (luck >> 15)
+        number = ((number ^ (number >> 15)) * MULTIPLIER) & LARGEST
+    return number ^ (number >> 15)
 
 
 def powers(rate: float, count: int) -> list[float]:
@@ -92,10 +86,11 @@ class Proposals:
     """In which steps a drafter finds something to propose."""
 
     def __init__(self, key: int, fraction: float, tokens: int) -> None:
-        self.key = key  # of the random stream
-        self.fraction = fraction  # of the steps
+        self.start = crc32(f"{key} ".encode())  # key of the random stream
+        self.bound = int(fraction * NUMBERS)  # smaller numbers find something
         self.tokens = tokens  # drafts, if it finds something
 
     def offer(self, request: Request) -> int:
         """Return how many drafts a request has in its next step."""
-        return self.tokens if uniform(self.key, request.id, request.written) < self.fraction else 0
+        number = mixed((first_luck(self.start, request.id) + request.written) & LARGEST)
+        return self.tokens if number < self.bound else 0

@@ -57,7 +57,11 @@ class DraftCohort(Cohort):
 
     @property
     def longest(self) -> int:
-        return max([request._cached for request in self.members]) if self.tracks_longest and self.members else 0
+        longest: i64 = 0
+        for request in self.members if self.tracks_longest else NO_REQUESTS:
+            if request._cached > longest:
+                longest = request._cached
+        return longest
 
     def join(self, request: Request) -> None:
         """Add a request with all its drafts, unless its next steps may differ from those of the others."""

@@ -88,7 +88,7 @@ class HeldDrafts(FastForward):
             step = Step(step.plan, now, now)
         while now < horizon and cohort.need <= pool.free:
             start, context = max(now, step.end), cohort.context
-            end = start + self._seconds_of(rows, context, drafts)
+            end = start + self._seconds_of(rows, context, drafts, cohort.longest)
             pool.free -= cohort.take_blocks()
             use.count(rows + drafts, pool.held)
             steps += 1
@@ -127,17 +127,17 @@ class HeldDrafts(FastForward):
         return not others
 
     def _needs_clock(self, rows: int) -> bool:
-        return self.reads_longest or len(self.padding.decode_buckets) > 0 or rows > self._max_draft_rows
+        return len(self.padding.decode_buckets) > 0 or rows > self._max_draft_rows
 
     def _end_of(self, step: Step) -> float:
         """Return the end of a step that verifies drafts."""
         if self._needs_clock(step.decode_rows):
             self._max_draft_rows = step.decode_rows
             return self.loop.clock.start_call(step, step.start, self.server.rules)
-        return step.start + self._seconds_of(step.decode_rows, step.context, step.drafts)
+        return step.start + self._seconds_of(step.decode_rows, step.context, step.drafts, step.longest)
 
-    def _seconds_of(self, rows: int, context: int, drafts: int) -> float:
-        seconds = self.cost.verify(rows, rows, context, drafts)
+    def _seconds_of(self, rows: int, context: int, drafts: int, longest: int) -> float:
+        seconds = self.cost.verify(rows, rows, context, drafts, longest)
         if not 0.0 <= seconds <= MAX_STEP:
             check_seconds(self.cost, seconds)
         if context > self.max_context:

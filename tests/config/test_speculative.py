@@ -8,7 +8,7 @@ import pytest
 from servesim.config.layers import apply_assignment, assemble, setting_layers
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Request
-from servesim.engine.acceptance import NUMBERS, Acceptance, first_luck
+from servesim.engine.acceptance import NUMBERS, Acceptance, Proposals, first_luck
 
 BASE: dict[str, Any] = {"policy": {"name": "vllm-v1"}, "speculative": {"tokens": 3, "acceptance": 0.6}}
 
@@ -105,6 +105,26 @@ def random_numbers(key: int, name: Any) -> list[float]:
         numbers.append(luck / NUMBERS)
         assert model.accept(request, 1) == (numbers[-1] < 0.5)
     return numbers
+
+
+def random_offers(key: int, name: Any) -> list[float]:
+    """Return in which steps of a request a drafter finds something, 1, or nothing, 0."""
+    request, proposals = Request(name, 0.0, 1, 1), Proposals(key, 0.25, 3)
+    offers = []
+    for written in range(2000):
+        request._written = written
+        offers.append(proposals.offer(request) / 3)
+    return offers
+
+
+def test_offers_of_requests_have_their_rate_and_are_independent() -> None:
+    offers = [random_offers(key, name) for key in (1, 2) for name in (0, 1, 2, "a", "b")]
+    for one in offers:
+        assert abs(sum(one) / 2000 - 0.25) < 4 * (0.25 * 0.75 / 2000) ** 0.5
+    for k, one in enumerate(offers):
+        for other in [*offers[k + 1 :], *([*one[lag:], *one[:lag]] for lag in (1, 2, 3))]:
+            covariance = sum((x - 0.25) * (y - 0.25) for x, y in zip(one, other)) / 2000
+            assert abs(covariance) < 4 * 0.25 * 0.75 / 2000**0.5
 
 
 def test_random_numbers_of_requests_are_uniform_and_independent() -> None:

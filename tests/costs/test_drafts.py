@@ -133,6 +133,19 @@ def test_a_step_with_drafts_costs_about_as_chunks_of_as_many_tokens(name: str) -
         assert cost.duration(decodes(rows, 500, 3 * rows)) == pytest.approx(cost.duration(chunks), rel=0.05)
 
 
+@pytest.mark.parametrize("cost", MODELS, ids=lambda cost: type(cost).__name__)
+def test_fast_forward_and_single_steps_have_the_same_times(cost: StepCost) -> None:
+    """The first takes them from `verify`, the second from the shape; also when the numbers of a step are known."""
+    draw = random.Random(7)
+    for _ in range(200):
+        rows, drafts = draw.randint(1, 300), draw.randint(1, 5)
+        context = draw.randint(0, 2000) * rows
+        longest = draw.choice([0, min(context, context // rows * 2)])
+        shape = Shape(decode_rows=rows, decode_live=rows, context=context, longest=longest, drafts=rows * drafts)
+        first = cost.duration(shape)
+        assert cost.verify(rows, rows, context, rows * drafts, longest) == first == cost.duration(shape)
+
+
 def test_the_passes_of_a_drafter() -> None:
     drafter = LinearCost(base=0.001, prefill_row=1e-4, prefill_token=1e-5, decode_row=1e-4)
     cost = DraftedCost(LINEAR, drafter, 3)
