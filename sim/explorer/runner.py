@@ -39,6 +39,7 @@ class Job:
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.change = 0  # number of the change of its page that it answers
         self.batches: set[asyncio.Future[Any]] = set()  # runs that have not ended, also if no one waits for them
         self.cancelled = False
         self.ended = 0  # runs

@@ -126,9 +126,13 @@ class ExploreServer:
         """Send the answer to a state as JSON lines. A newer state of the same page, or a closed connection, ends it."""
         body = await read_body(request)
         state, page = read_state(body.get("state")), str(body.get("page"))[:64]
+        change, last = body.get("change"), self._jobs.get(page)
+        if isinstance(change, int) and last is not None and change < last.change:
+            return web.Response(headers=HEADERS)  # requests of two connections may come in another order
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "application/x-ndjson"})
         await response.prepare(request)
         job = self.runner.start_job()
+        job.change = change if isinstance(change, int) else 0
         self._cancel(self._jobs.pop(page, None))
         self._jobs[page] = job
         while len(self._jobs) > MAX_PAGES:

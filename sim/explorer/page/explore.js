@@ -209,7 +209,7 @@ async function start() {
   by("progress-text").textContent = "";
   by("part").removeAttribute("value");
   try {
-    const response = await post("run", { state, page }, mine.controller.signal);
+    const response = await post("run", { state, page, change: mine.number }, mine.controller.signal);
     for await (const message of lines(response.body)) {
       if (flight !== mine) return;
       await handlers[message.kind](message, mine);
