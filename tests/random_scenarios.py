@@ -69,6 +69,10 @@ def random_case(number: int, policy: str) -> Case:
     }
     if rules_of(make_policy(tree["policy"])).steps_in_flight == 1:
         tree["engine"]["data_parallel_size"] = rng.choice([1, 1, 1, 2, 3])
+    method = drafts.get("speculative", {}).get("method")
+    if policy == "vllm-v1" and fields.get("pipeline_parallel_size", 1) == 1 and method != "mtp":
+        groups = random.Random(f"groups {number}").choice([None, None, [None, 32], [48, None, None], [8], [None, 5]])
+        tree["engine"].update({} if groups is None else {"kv_cache_groups": groups})
     profile = None
     kind = rng.choice(["linear", "linear", "one pass", "two parts", "bundled", "vidur"])
     if kind == "bundled":

@@ -50,9 +50,9 @@ class InstalledRules(EngineRules):
     def token_budget(self, policy: Policy) -> Optional[int]:
         return self.limits[BUDGET]
 
-    def make_cohort(self, block_size: int, one_by_one: bool) -> Cohort:
-        if not (self.drafts or one_by_one):
-            return super().make_cohort(block_size, one_by_one)
+    def make_cohort(self, block_size: int, has_groups: bool) -> Cohort:
+        if not (self.drafts or has_groups or self.stages > 1):
+            return super().make_cohort(block_size, has_groups)
         cohort = DraftCohort(block_size, Drafts(self.drafts), 0)
         cohort.enabled = False  # every plan of an engine lists all requests
         return cohort

@@ -1,11 +1,11 @@
-"""The KV cache of vLLM V1 with several groups of layers: real blocks, and a list of them per request and group.
+"""The KV cache of vLLM V1 with several groups of layers: a list of blocks per request and group.
 
-How it works. All groups share one pool of equal blocks; a block holds the tokens of one group's layers. A group with a
-window frees the blocks that its requests read no more. Free blocks are in a ring, in the order in which they are handed
-out. A block keeps its name, which says its group and its text up to its end, until it is handed out again.
+How it works. All groups share one pool of equal blocks (block_ring.py); a block holds the tokens of one group's layers.
+A group with a window frees the blocks that its requests read no more.
 
 Why it is exact. A policy makes the changes of its plan on this object, so that it sees what each of them leaves, and
-`roll_back` takes them back in the reverse order. The plan lists them, and the engine makes them once more.
+the plan lists them. If the engine carries out this plan, they stay; otherwise they are taken back before anything else
+happens, and the changes of another plan are made.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from servesim.core import FOREVER, BlockPool, CacheDraft, Chunk, Request
 from servesim.engine.kv_cache import KvCache
 from servesim.engine.texts import Text
 
+from .block_ring import Block, BlockRing
 from .window_rules import Hit, Keys, WindowRules, find_hit
 
 SLIDE: Final = 0  # free what is out of the windows
@@ -32,18 +33,6 @@ class Change(NamedTuple):
     tokens: int = 0  # SLIDE: tokens whose results are known; others: those whose full blocks get names
     blocks: int = 0  # that each group has afterwards
     hit: Optional[Hit] = None
-
-
-class Block:
-    """A KV block."""
-
-    __slots__ = ("after", "before", "group", "key", "refs")
-
-    def __init__(self) -> None:
-        self.before = self.after = self  # its neighbours in the ring of free blocks
-        self.refs = 0  # requests that hold it
-        self.group = 0
-        self.key: Hashable = None  # with the group, its name; None: it has none
 
 
 class Table:
@@ -74,8 +63,8 @@ class GroupCache(KvCache):
     """The blocks of one server."""
 
     __slots__ = (
-        "_ends", "_fresh", "_keys", "_pieces", "_undo", "_unused", "appends_all", "caches", "free", "idle", "names",
-        "newest", "rules", "tables",
+        "_changes", "_keys", "_pieces", "_undo", "caches", "cells", "due", "in_step", "newest", "ring", "rules",
+        "tables",
     )  # fmt: skip
 
     def __init__(self, pool: BlockPool, rules: WindowRules, caches: bool, apart: bool, appends_all: bool) -> None:
@@ -83,125 +72,70 @@ class GroupCache(KvCache):
         self.takes_blocks = True
         self.rules = rules
         self.caches = caches  # otherwise no block gets a name
-        self.appends_all = appends_all  # also blocks without a name are handed out last
+        self.ring = BlockRing(pool.total, len(rules.windows), appends_all)
         self.tables: dict[Request, Table] = {}  # running requests
-        self.newest: dict[Request, int] = {}  # tokens of the step in flight
-        self.free, self.idle = pool.total, 0  # free blocks, and those of them with a name
-        self.names: list[dict[Hashable, list[Block]]] = [{} for _ in rules.windows]  # the first named one first
+        self.cells = 0  # places for blocks in all tables
+        # Tokens of the newest step, if it may still read what is behind a window: of a chunk, and of other decodes.
+        self.newest: dict[Request, int] = {}
+        self.in_step = 0
+        self.due: list[Request] = []  # decodes that change the cache in the next step, or may do so
         self._keys: dict[Request, Keys] = {}
         self._pieces: dict[Hashable, int] = {}
-        self._undo: Optional[list[tuple[Any, ...]]] = None  # in a draft: calls that take back its changes
-        self._unused = pool.total  # blocks that no request had so far; `_fresh` has their place in the ring
-        self._ends, self._fresh = Block(), Block()
-        self._insert(self._fresh, self._ends)
+        self._undo: Optional[list[tuple[Any, ...]]] = None  # in a draft: calls that take back the changes of tables
+        self._changes: Optional[list[Change]] = None  # those of a plan that the draft has made
+
+    @property
+    def free(self) -> int:
+        return self.ring.free
 
     @property
     def idle_blocks(self) -> int:
-        return self.idle
+        return self.ring.idle
 
     @property
     def shares(self) -> bool:
         """False: what it knows when a step returns, the rows of the step tell it in their order."""
         return False
 
-    def _note(self, *undo: Any) -> None:
-        if self._undo is not None:
-            self._undo.append(undo)
-
-    def _insert(self, block: Block, after: Block) -> None:
-        block.before, block.after = after.before, after
-        block.before.after = after.before = block
-
-    def _link(self, block: Block, after: Block) -> None:
-        """Put a block that one request has held into the ring, before another one."""
-        self._insert(block, after)
-        block.refs = 0
-        self.free += 1
-        if block.key is not None:
-            self.idle += 1
-        if self._undo is not None:  # as `_note`, which costs more
-            self._undo.append((self._unlink, block))
-
-    def _unlink(self, block: Block) -> None:
-        """Take a block out of the ring, for one request."""
-        block.before.after, block.after.before = block.after, block.before
-        block.refs = 1
-        self.free -= 1
-        if block.key is not None:
-            self.idle -= 1
-        if self._undo is not None:
-            self._undo.append((self._link, block, block.after))
-
-    def _count(self, block: Block, more: int) -> None:
-        """Change the number of requests that hold a block; some do before and afterwards."""
-        block.refs += more
-        self._note(self._count, block, -more)
-
-    def _name(self, block: Block, group: int, key: Hashable, place: int) -> None:
-        block.group, block.key = group, key
-        self.names[group].setdefault(key, []).insert(place, block)
-        if self._undo is not None:
-            self._undo.append((self._unname, block))
-
-    def _unname(self, block: Block) -> None:
-        names = self.names[block.group]
-        blocks = names[block.key]
-        self._note(self._name, block, block.group, block.key, blocks.index(block))
-        blocks.remove(block)
-        if not blocks:
-            del names[block.key]
-        block.key = None
-
-    def _unmake(self, block: Block) -> None:
-        block.before.after, block.after.before = block.after, block.before
-        self._unused += 1
-
-    def _take(self) -> Block:
-        """Return the first free block. It loses its name."""
-        block = self._ends.after
-        if block is self._fresh:
-            block = block.after
-            if self._unused:
-                self._unused -= 1
-                self._insert(block := Block(), self._fresh)
-                self._note(self._unmake, block)
-        assert block is not self._ends, "the plan needs more blocks than are free"
-        self._unlink(block)
-        if block.key is not None:
-            self._unname(block)
-            self.stats.evicted_blocks += self._undo is None
-        return block
-
-    def _free(self, blocks: Iterable[Optional[Block]]) -> None:
-        """Give up blocks: those without a name are handed out first, in this order, those with a name last."""
-        first, named = self._ends.after, []
-        for block in blocks:
-            assert block is not None
-            if block.refs > 1:
-                self._count(block, -1)
-            elif block.key is None and not self.appends_all:
-                self._link(block, first)
-            else:
-                named.append(block)
-        for block in named:
-            self._link(block, self._ends)
+    @property
+    def absent(self) -> int:
+        """Tokens in the places of tables that take no memory: behind a window, or in a block of another request."""
+        return (self.cells - self.pool.total + self.ring.free) * self.pool.block_size
 
     def start_draft(self) -> None:
+        """Start to make the changes of a plan."""
+        self.roll_back()
         self._undo = []
+        self.ring.start_draft()
+
+    def end_draft(self, changes: list[Change]) -> None:
+        """Note the changes of the plan, all of which are made."""
+        self._changes = changes
 
     def roll_back(self) -> None:
-        """Take back all changes of a draft."""
-        undo, self._undo = self._undo, None
-        for call in reversed(undo or ()):
+        """Take back the changes of a plan that is not carried out."""
+        undo, self._undo, self._changes = self._undo, None, None
+        if undo is None:
+            return
+        self.ring.roll_back()
+        while undo:
+            call = undo.pop()
             call[0](*call[1:])
 
-    def carry_out(self, changes: Iterable[Change]) -> None:
-        """Make the changes of a plan."""
-        for change in changes:
-            self.make(change)
-            if change.kind != LEAVE:
-                change.request._blocks = self.tables[change.request].held
-        self.pool.free = self.free
+    def carry_out(self, changes: Optional[list[Change]]) -> None:
+        """Make the changes of a plan, unless the draft has made them."""
+        if changes is not None and changes is self._changes:
+            self._undo = self._changes = None
+            self.ring.keep_draft()
+        else:
+            self.roll_back()
+            for change in changes or ():
+                self.make(change)
+        for change in changes or ():
+            table = self.tables.get(change.request)
+            if table is not None:
+                change.request._blocks = table.held
+        self.pool.free, self.stats.evicted_blocks = self.ring.free, self.ring.evicted
 
     def make(self, change: Change) -> None:
         """Make one change."""
@@ -214,12 +148,27 @@ class GroupCache(KvCache):
             if change.hit is not None:
                 self._enter(request, change.hit)
             table = self.tables[request]
-            for cells in table.groups:
-                for _ in range(change.blocks - len(cells)):
-                    cells.append(self._take())
-                    if self._undo is not None:
-                        self._undo.append((cells.pop,))
+            self._add_cells(table, change.blocks - table.length)
             self._name_full(request, table, change.tokens)
+
+    def _add_cells(self, table: Table, more: int) -> None:
+        if more <= 0:
+            return
+        length, take = table.length, self.ring.take
+        for cells in table.groups:
+            for _ in range(more):
+                cells.append(take())
+        self._count_cells(more * len(table.groups))
+        if self._undo is not None:
+            self._undo.append((self._drop_cells, table, length))
+
+    def _drop_cells(self, table: Table, length: int) -> None:
+        self.cells -= len(table.groups) * (table.length - length)
+        for cells in table.groups:
+            del cells[length:]
+
+    def _count_cells(self, more: int) -> None:
+        self.cells += more
 
     def _slide(self, table: Table, processed: int) -> None:
         for kind in self.rules.sliding:
@@ -229,32 +178,36 @@ class GroupCache(KvCache):
                 if out > gone:
                     cells = table.groups[group]
                     freed = cells[gone:out]
-                    self._note(cells.__setitem__, slice(gone, out), freed)
-                    self._note(table.gone.__setitem__, group, gone)
+                    if self._undo is not None:
+                        self._undo.append((cells.__setitem__, slice(gone, out), freed))
+                        self._undo.append((table.gone.__setitem__, group, gone))
                     cells[gone:out] = [None] * len(freed)
                     table.gone[group] = out
-                    self._free(reversed(freed))
+                    self.ring.give_up(freed[::-1])
 
     def _enter(self, request: Request, hit: Hit) -> None:
         """Give a request the blocks of its cached tokens. All are held before others are taken."""
-        keys, table = self.keys_of(request, hit.blocks), Table(self.rules, request.prompt, hit)
-        for gone, cells, names in zip(hit.gone, table.groups, self.names):
+        keys = self.keys_of(request, hit.blocks) if hit.blocks else []
+        table = Table(self.rules, request.prompt, hit)
+        for gone, cells, names in zip(hit.gone, table.groups, self.ring.names):
             cells.extend([None] * gone)
             for key in keys[gone : hit.blocks]:
-                block = names[key][0]
-                if block.refs:
-                    self._count(block, 1)
-                else:
-                    self._unlink(block)
+                block = names[key]
+                self.ring.share(block)
                 cells.append(block)
         self.tables[request] = table
-        self._note(self.tables.pop, request)
+        more = hit.blocks * len(table.groups)
+        self.cells += more
+        if self._undo is not None:
+            self._undo.append((self.tables.pop, request))
+            self._undo.append((self._count_cells, -more))
 
     def _name_full(self, request: Request, table: Table, known: int) -> None:
         start, end = table.named, self.full_blocks(known)
         if end <= start:
             return
-        self._note(table.set_named, start)
+        if self._undo is not None:
+            self._undo.append((table.set_named, start))
         table.named = end
         keys = self.keys_of(request, end)
         for kind in self.rules.kinds:
@@ -264,7 +217,7 @@ class GroupCache(KvCache):
                 for group in kind.groups:
                     block = table.groups[group][index]
                     assert block is not None
-                    self._name(block, group, keys[index], len(self.names[group].get(keys[index], ())))
+                    self.ring.name(block, group, keys[index])
 
     def full_blocks(self, known: int) -> int:
         """Return how many blocks have their names, or none for good, if these tokens are known."""
@@ -273,11 +226,35 @@ class GroupCache(KvCache):
     def _leave(self, request: Request) -> None:
         """Free all blocks of a request, group by group, the last one first."""
         table = self.tables.pop(request)
-        self._note(self.tables.__setitem__, request, table)
+        more = -table.length * len(table.groups)
+        self.cells += more
+        if self._undo is not None:
+            self._undo.append((self.tables.__setitem__, request, table))
+            self._undo.append((self._count_cells, -more))
         for gone, cells in zip(table.gone, table.groups):
-            self._free(reversed(cells[gone:]))
+            self.ring.give_up(cells[gone:][::-1])
 
-    def keys_of(self, request: Request, blocks: int) -> list[Hashable]:
+    def processed(self, request: Request) -> int:
+        """Return the tokens of a running request that no step in flight computes."""
+        tokens = self.newest.get(request, -1) if self.newest else -1
+        if tokens < 0:
+            tokens = self.in_step if request._cohort is not None else 0
+        return request.cached - tokens
+
+    def unchanged_up_to(self, request: Request, ahead: int, in_flight: int) -> int:
+        """Return the most computed tokens with which the next decode of a request changes nothing.
+
+        It needs blocks for `ahead` tokens after them; of them, this number is in flight.
+        """
+        table, size = self.tables[request], self.pool.block_size
+        most = table.length * size - ahead
+        for kind in self.rules.sliding:
+            most = min(most, (table.gone[kind.groups[0]] + 1) * size + kind.reach + self.in_step - 1)
+        if self.caches:
+            most = min(most, (table.named + 1) * size + self.rules.unnamed + in_flight - 2)
+        return most
+
+    def keys_of(self, request: Request, blocks: int) -> list[int]:
         """Return the keys of at least the first blocks of a request."""
         keys = self._keys.get(request)
         if keys is None:
@@ -290,84 +267,75 @@ class GroupCache(KvCache):
 
     def find(self, request: Request) -> Hit:
         """Return what the cache has of a waiting request."""
+        names = self.ring.names
         if not self.caches:
-            return Hit(0, (0,) * len(self.names), 0)
+            return Hit(0, (0,) * len(names), 0)
         known = request.prompt + request._written - request._in_flight
-        return find_hit(self.rules, self.names, self.keys_of(request, known // self.pool.block_size), known)
+        return find_hit(self.rules, names, self.keys_of(request, known // self.pool.block_size), known)
 
     def idle_of(self, request: Request, hit: Hit) -> int:
         """Return how many blocks of a hit no request holds."""
+        if not hit.blocks:
+            return 0
         keys = self.keys_of(request, hit.blocks)
         return sum([
-            not names[key][0].refs for gone, names in zip(hit.gone, self.names) for key in keys[gone : hit.blocks]
+            not names[key].refs for gone, names in zip(hit.gone, self.ring.names) for key in keys[gone : hit.blocks]
         ])  # fmt: skip
 
     def cached_tokens(self, text: Text, tokens: int) -> int:
+        self.roll_back()
         size = self.pool.block_size
         keys = Keys(text).extend(tokens // size, size, self._pieces)
-        return find_hit(self.rules, self.names, keys, tokens + 1).blocks * size if self.caches else 0
+        return find_hit(self.rules, self.ring.names, keys, tokens + 1).blocks * size if self.caches else 0
 
     def admit(self, request: Request, cached: int, decodes: bool = True) -> int:
         if self.caches:
             self.stats.count(request, cached)
-        return 0
+        return cached // self.pool.block_size
 
     def note_known(self, request: Request) -> None:
-        if self.caches:
-            known = min(request._cached, request.prompt + request._written - 1) - request._in_flight
-            self._name_full(request, self.tables[request], known)
+        self.roll_back()
+        table = self.tables.get(request)
+        if table is not None:  # otherwise the plan that is carried out preempts it
+            self._name_full(request, table, self.returned(request))
+
+    def returned(self, request: Request) -> int:
+        """Return the computed tokens of a request whose values are known."""
+        return min(request.cached, request.length - 1) - request.in_flight
 
     def release(self, request: Request, known: int, may_return: bool) -> int:
+        self.roll_back()
         if request in self.tables:
             self._leave(request)
-            self.pool.free = self.free
+            self.pool.free = self.ring.free
         if not may_return:
             self._keys.pop(request, None)
             self._texts.pop(request, None)
         request._blocks = 0
-        return 0
-
-    def stored_tokens(self) -> int:
-        """Return the tokens in the blocks that requests hold; a token counts in each group that has it."""
-        slack = 0  # places without a token, in one group
-        for request, table in self.tables.items():
-            slack += table.length * self.pool.block_size - request._cached
-        return self.pool.held * self.pool.block_size - slack * len(self.names)
+        return known
 
     def clear(self) -> None:
-        block = self._ends.after
-        while block is not self._ends:
-            if block.key is not None:
-                self.idle -= 1
-                self._unname(block)
-            block = block.after
+        self.roll_back()
+        self.ring.clear_names()
 
     def check(self, running: Iterable[Request], tokens: int) -> None:
-        """Verify the references, the ring, the names and the number of free blocks."""
+        """Verify the tables, the blocks in them and the number of stored tokens."""
         assert self._undo is None, "a draft was not taken back"
         assert set(running) == set(self.tables), "tables of other requests"
-        refs: dict[Block, int] = {}
+        held: list[Block] = []
         for request, table in self.tables.items():
             assert {len(cells) for cells in table.groups} == {table.length} and request._blocks == table.held
             for gone, cells in zip(table.gone, table.groups):
                 assert not any(cells[:gone]) and all(cells[gone:]), "a block before the window, or none after it"
-                for block in cells[gone:]:
-                    assert block is not None
-                    refs[block] = refs.get(block, 0) + 1
-        free, block = [], self._ends.after
-        while block is not self._ends:
-            if block is not self._fresh:
-                free.append(block)
-            block = block.after
-        assert all(block.refs == count for block, count in refs.items()) and not any(b.refs for b in free)
-        assert len(free) + self._unused == self.free == self.pool.free == self.pool.total - len(refs), "blocks are lost"
-        assert self.idle == sum(block.key is not None for block in free), "wrong number of idle blocks"
-        named = {block for names in self.names for blocks in names.values() for block in blocks}
-        assert named == {block for block in (*refs, *free) if block.key is not None}, "wrong names"
+                held += [block for block in cells if block is not None]
+        self.ring.check(held)
+        assert self.ring.free == self.pool.free == self.pool.total - len(set(held)), "blocks are lost"
+        assert self.cells == sum(table.length * len(table.groups) for table in self.tables.values()), "wrong cells"
+        assert tokens == sum(request.cached for request in self.tables), "wrong number of stored tokens"
 
 
 class GroupDraft(CacheDraft):
-    """What a policy sees of the cache: the cache itself, on which it makes the changes of its plan and undoes them."""
+    """What a policy sees of the cache: the cache itself, on which it makes the changes of its plan."""
 
     __slots__ = ("cache",)
 

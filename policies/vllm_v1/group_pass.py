@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Optional
 
 from servesim.core import CachedPrefix, Chunk, Plan, Request, View
@@ -15,8 +16,8 @@ from .window_rules import Hit
 class GroupPass(DraftPass):
     """One decision, which lists the changes of the cache in their order."""
 
-    def __init__(self, policy: VLLMSettings, view: View, cache: GroupCache) -> None:
-        super().__init__(policy, view, one_by_one=True)
+    def __init__(self, policy: VLLMSettings, view: View, cache: GroupCache, one_by_one: bool = False) -> None:
+        super().__init__(policy, view, one_by_one)
         self.cache = cache
         self.planned: list[Change] = []
         self.changes = self.planned
@@ -25,9 +26,28 @@ class GroupPass(DraftPass):
     def run(self) -> Plan:
         self.cache.start_draft()
         try:
-            return super().run()
-        finally:
+            plan = super().run()
+        except BaseException:
             self.cache.roll_back()
+            raise
+        if plan.extra is self.planned:
+            self.cache.end_draft(self.planned)
+        return plan
+
+    def run_one_by_one(self) -> Plan:
+        return GroupPass(self.policy, self.view, self.cache, one_by_one=True).run()
+
+    def take_decodes(self) -> bool:
+        tokens, due = 1 + self.drafting.tokens, self.cache.due
+        for request in sorted(due, key=attrgetter("_admission")) if len(due) > 1 else due:
+            missing = self.missing(request, tokens)
+            if missing > self.free:
+                self.cache.start_draft()
+                self.planned.clear()
+                self.free = self.cache.free
+                return False
+            self.take(request, tokens, missing)
+        return True
 
     def change(self, change: Change) -> None:
         self.planned.append(change)
@@ -36,8 +56,7 @@ class GroupPass(DraftPass):
 
     def missing(self, request: Request, tokens: int) -> int:
         cache, cached, size = self.cache, request.cached, self.view.pool.block_size
-        table = cache.tables[request]
-        processed = cached - cache.newest.get(request, 0)
+        table, processed = cache.tables[request], cache.processed(request)
         for kind in cache.rules.sliding:
             if processed - kind.reach >= (table.gone[kind.groups[0]] + 1) * size:
                 self.change(Change(SLIDE, request, processed))
@@ -52,6 +71,8 @@ class GroupPass(DraftPass):
             self.change(Change(TAKE, request, known, self.blocks(request.cached + tokens)))
 
     def release(self, victim: Request, tokens: int, blocks: int) -> None:
+        if victim.in_flight:  # the blocks that its last step has filled get names when this step returns
+            self.change(Change(TAKE, victim, self.cache.returned(victim)))
         self.change(Change(LEAVE, victim))
 
     def find(self, request: Request) -> CachedPrefix:

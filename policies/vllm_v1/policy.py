@@ -13,7 +13,7 @@ from .group_cache import GroupDraft
 from .group_pass import GroupPass
 from .pipeline_pass import PipelinePass
 from .settings import VLLMSettings
-from .speculation import decide
+from .speculation import DraftPass, only_decodes
 from .step_pass import DECODE_ONCE, Pass
 
 
@@ -23,10 +23,11 @@ class VLLMV1(VLLMSettings):
     """The scheduler of vLLM V1, with the class defaults of 0.32."""
 
     def decide(self, view: View) -> Plan:
-        if isinstance(view.prefix_cache, GroupDraft):
-            return GroupPass(self, view, view.prefix_cache.cache).run()
-        if self.num_speculative_tokens:
-            return decide(self, view)
+        groups = view.prefix_cache.cache if isinstance(view.prefix_cache, GroupDraft) else None
+        if groups is not None or self.num_speculative_tokens:
+            if only_decodes(self, view):
+                return DECODE_PAST_FINISH
+            return (DraftPass(self, view) if groups is None else GroupPass(self, view, groups)).run()
         if self.pipeline_parallel_size > 1:
             return PipelinePass(self, view).run()
         return self.schedule(view, self.max_num_batched_tokens)

@@ -17,6 +17,7 @@ from servesim.engine.step import Step
 
 from .drafting import NO_DRAFTS, Drafting
 from .group_cache import GroupCache, GroupDraft
+from .group_cohort import GroupCohort
 from .window_rules import WindowRules
 
 
@@ -76,9 +77,7 @@ class VLLMRules(CachingRules):
         """
         cache = state.prefix_cache
         if isinstance(cache, GroupCache):
-            cache.carry_out(plan.extra or ())  # none if the engine itself aborts requests
-            if plan.chunks and state.overlaps and not self.frees_computed:
-                cache.newest = {chunk.request: chunk.tokens for chunk in plan.chunks}
+            cache.carry_out(plan.extra)  # none if the engine itself aborts requests
             return
         if cache is None or not plan.moves.preempt:
             return
@@ -95,16 +94,25 @@ class VLLMRules(CachingRules):
                     cache.schedule(request, tokens[request], 0)
 
     def end_plan(self, state: ServerState, plan: Plan) -> None:
+        cache = state.prefix_cache
+        if isinstance(cache, GroupCache):
+            state.kv_use.absent = cache.absent
+            if cache.in_step and (plan.chunks or plan.decode):
+                cache.newest = {chunk.request: chunk.tokens for chunk in plan.chunks}
+
+    def repeat_plan(self, state: ServerState) -> None:
         if isinstance(state.prefix_cache, GroupCache):
-            tokens = sum([chunk.tokens for chunk in plan.chunks])  # the model call counts them in one group
-            state.kv_use.tokens = state.prefix_cache.stored_tokens() + (len(state.kv_cache_groups) - 1) * tokens
+            state.prefix_cache.newest = {}
 
     def process_results(self, state: ServerState, step: Step, finished: list[Request], now: float) -> None:
-        if isinstance(state.prefix_cache, GroupCache) and state.flight is None:
-            state.prefix_cache.newest = {}
         if state.view.engine and self.stages > 1:
             state.view.engine = {request for request in state.view.engine if state.newest_step_of(request) is not None}
         super().process_results(state, step, finished, now)
+        cache = state.prefix_cache
+        if isinstance(cache, GroupCache):
+            state.kv_use.absent = cache.absent
+            if state.flight is None:
+                cache.newest = {}
 
     def may_load(self, state: ServerState, request: Request, blocks: int, started: int) -> bool:
         """Whether a request at the head of waiting has a slot and blocks that no prompt in work still needs."""
@@ -123,7 +131,7 @@ class VLLMRules(CachingRules):
         if self.stages > 1 and state.newest_step_of(preemption.request) is not None:
             state.view.engine = {preemption.request, *(state.view.engine or ())}
         if isinstance(state.prefix_cache, GroupCache):  # `start_plan` has freed its blocks
-            return state.preempt(preemption, now, self.drops_tokens_in_flight, blocks=preemption.request._blocks)
+            return state.preempt(preemption, now, self.drops_tokens_in_flight)
         if before is None and self.drafting is NO_DRAFTS:
             return super().preempt(state, preemption, now)
         tokens, blocks, taken, last = before or (0, 0, 0, False)
@@ -133,11 +141,12 @@ class VLLMRules(CachingRules):
             blocks = blocks or preemption.request.blocks
         return state.preempt(preemption, now, self.drops_tokens_in_flight, tokens, last, blocks)
 
-    def make_cohort(self, block_size: int, one_by_one: bool) -> Cohort:
-        if self.drafting is NO_DRAFTS and not one_by_one:
-            return super().make_cohort(block_size, one_by_one)
-        cohort = DraftCohort(block_size, Drafts(self.drafting.tokens), self.drafting.lookahead)
-        cohort.enabled = not one_by_one
+    def make_cohort(self, block_size: int, has_groups: bool) -> Cohort:
+        if self.drafting is NO_DRAFTS and not has_groups and self.stages == 1:
+            return super().make_cohort(block_size, has_groups)
+        make = GroupCohort if has_groups else DraftCohort
+        cohort = make(block_size, Drafts(self.drafting.tokens), self.drafting.lookahead)
+        cohort.enabled = self.stages == 1
         return cohort
 
     def make_cache(self, state: ServerState, host_blocks: int) -> tuple[Optional[KvCache], Optional[CacheDraft]]:
@@ -153,9 +162,7 @@ class VLLMRules(CachingRules):
             rules = WindowRules(
                 state.kv_cache_groups, state.pool.block_size, interval, self.drafting, in_flight, longest
             )
-            state.limits.most_blocks = [kind.most for kind in rules.kinds for _ in kind.groups]
-            groups = GroupCache(state.pool, rules, self.has_prefix_cache, self.counts_preempted_apart, self.appends_all)
-            return groups, GroupDraft(groups)
+            return self._make_groups(state, rules)
         made = super().make_cache(state, host_blocks)
         cache = made[0]
         if isinstance(cache, PrefixCache) and (self.drafting is not NO_DRAFTS or self.stages > 1):
@@ -163,3 +170,15 @@ class VLLMRules(CachingRules):
             cache.drops_last = self.drafting.drops_last_hit
             cache.unnamed = max(0, self.drafting.prefill_lookahead - 1)
         return made
+
+    def _make_groups(self, state: ServerState, rules: WindowRules) -> tuple[Optional[KvCache], Optional[CacheDraft]]:
+        state.limits.most_blocks = [kind.most for kind in rules.kinds for _ in kind.groups]
+        cache = GroupCache(state.pool, rules, self.has_prefix_cache, self.counts_preempted_apart, self.appends_all)
+        cohort, state.kv_use.groups = state.cohort, len(rules.windows)
+        assert isinstance(cohort, GroupCohort)
+        cohort.tables = cache
+        if any(kind.reach < self.drafting.tokens for kind in rules.sliding):  # it may leave a block before it names it
+            cohort.enabled = False
+        if self.steps_in_flight > 1 and not self.frees_computed:
+            cache.in_step = cohort.width
+        return cache, GroupDraft(cache)

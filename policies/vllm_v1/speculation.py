@@ -29,18 +29,17 @@ from .step_pass import DECODE_ONCE, Pass
 NO_PROMPTS: Final[AbstractSet[Request]] = frozenset()
 
 
-def decide(policy: VLLMSettings, view: View) -> Plan:
-    """Return the plan of a step. If no prompt is there and nothing is short, the requests need not be looked at."""
-    rows = view.decoding
-    if rows and not view.waiting and rows == len(view.running):
-        drafting = policy.drafting
-        if (
-            rows * (1 + drafting.tokens + drafting.slots) <= policy.max_num_batched_tokens
-            and 1 + drafting.tokens <= policy.max_chunk(rows)
-            and view.decode_block_need <= view.pool.free
-        ):
-            return DECODE_PAST_FINISH
-    return DraftPass(policy, view).run()
+def only_decodes(policy: VLLMSettings, view: View) -> bool:
+    """Whether all requests decode, and nothing is short, so that they need not be looked at."""
+    rows, drafting = view.decoding, policy.drafting
+    return (
+        rows > 0
+        and not view.waiting
+        and rows == len(view.running)
+        and rows * (1 + drafting.tokens + drafting.slots) <= policy.max_num_batched_tokens
+        and 1 + drafting.tokens <= policy.max_chunk(rows)
+        and view.decode_block_need <= view.pool.free
+    )
 
 
 class DraftPass(Pass):
@@ -53,7 +52,7 @@ class DraftPass(Pass):
         self.prompts = set(view.prefilling) if view.prefilling else NO_PROMPTS
         self.in_prompt = False  # a request that is scheduled was in the middle of its prompt
         self.changes: Optional[list[Any]] = None  # of a cache that takes the blocks itself
-        self.decodes = not one_by_one and self._decode_all()
+        self.decodes = not one_by_one  # whether the step has decodes of all their drafts, beside the chunks
 
     @property
     def room(self) -> int:
@@ -83,6 +82,7 @@ class DraftPass(Pass):
 
     def run(self) -> Plan:
         view, cache = self.view, self.view.prefix_cache
+        self.decodes = self.decodes and self._decode_all()
         queue = view.prefilling if self.decodes else view.running
         running = list(queue) if queue else []
         if cache is not None and (running or not view.waiting):  # otherwise it starts below
@@ -90,21 +90,24 @@ class DraftPass(Pass):
         if running:
             self.schedule_running(running)
         if self.decodes and self.preempt:  # the victim may be one that decodes
-            return DraftPass(self.policy, view, one_by_one=True).run()
+            return self.run_one_by_one()
         chunks, may_grow = list(self.scheduled.values()), False
         if not self.preempt and view.waiting:
             may_grow = self.admit(chunks)
         if chunks or not self.decodes:
             return Plan(preempt=self.preempt, chunks=chunks, decode=self.decodes and "first", extra=self.changes)
-        if may_grow:
-            return DECODE_ONCE
-        return DECODE_UNTIL_FINISH if view.waiting else DECODE_PAST_FINISH
+        plan = DECODE_ONCE if may_grow else DECODE_UNTIL_FINISH if view.waiting else DECODE_PAST_FINISH
+        return Plan(decode=True, hold=plan.hold, extra=self.changes) if self.changes else plan
+
+    def run_one_by_one(self) -> Plan:
+        """Decide again, request by request."""
+        return DraftPass(self.policy, self.view, one_by_one=True).run()
 
     def _decode_all(self) -> bool:
         """Take what the decoding requests need for all their drafts. Return False if that is not possible."""
-        view, rows, need = self.view, self.view.decoding, self.view.decode_block_need
+        view, rows = self.view, self.view.decoding
         tokens = rows * (1 + self.drafting.tokens)
-        if not rows or need > self.free or tokens > self.tokens or tokens + rows * self.drafting.slots > self.inputs:
+        if not rows or tokens > self.tokens or tokens + rows * self.drafting.slots > self.inputs:
             return False
         if 1 + self.drafting.tokens > self.max_chunk or not prefilling_is_last(view.running, view.prefilling):
             return False
@@ -112,8 +115,17 @@ class DraftPass(Pass):
             for request in view.running:
                 if not request.decodes and request not in self.prompts and self.running_tokens(request) > 0:
                     return False
+        if not self.take_decodes():
+            return False
         self.tokens -= tokens
         self.inputs -= tokens + self.drafting.slots * rows
+        return True
+
+    def take_decodes(self) -> bool:
+        """Plan to give the decoding requests their blocks. Return False if some are missing."""
+        need = self.view.decode_block_need
+        if need > self.free:
+            return False
         self.free -= need
         return True
 

@@ -6,12 +6,14 @@ Layers with the same window are of one kind and have one or more groups. Numbers
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import NamedTuple, Optional
+from typing import Final, NamedTuple, Optional
 
 from servesim.core import FOREVER
 from servesim.engine.texts import Text
 
 from .drafting import Drafting
+
+MOST_BLOCKS: Final = 1 << 32  # of a text
 
 
 class Kind:
@@ -78,10 +80,10 @@ class WindowRules:
         return self.segment is not None and any(end - need <= block < end for end in ends)
 
 
-Names = Sequence[Mapping[Hashable, object]]  # by group: the keys of the blocks that have a name
+Names = Sequence[Mapping[int, object]]  # by group: the keys of the blocks that have a name
 
 
-def find_hit(rules: WindowRules, names: Names, keys: Sequence[Hashable], length: int) -> Hit:
+def find_hit(rules: WindowRules, names: Names, keys: Sequence[int], length: int) -> Hit:
     """Return what the cache has of a request with this number of known tokens. Its last token is always computed."""
     size = rules.block_size
     hit, full, longest = (length - 1) // size, length // size, 0
@@ -116,7 +118,7 @@ def find_hit(rules: WindowRules, names: Names, keys: Sequence[Hashable], length:
     return Hit(hit, tuple(gone), longest if longest > hit and not alone else 0)
 
 
-def longest_run(kind: Kind, names: Names, keys: Sequence[Hashable], limit: int, drop: bool) -> tuple[int, int]:
+def longest_run(kind: Kind, names: Names, keys: Sequence[int], limit: int, drop: bool) -> tuple[int, int]:
     """Return the first block and the end of what the groups of a kind have of the first blocks of a text."""
     first, others = names[kind.groups[0]], [names[group] for group in kind.groups[1:]]
     if kind.window is None:
@@ -134,17 +136,18 @@ def longest_run(kind: Kind, names: Names, keys: Sequence[Hashable], limit: int, 
 
 
 class Keys:
-    """What the blocks of a text say up to their end: equal for two texts as far as their pieces are."""
+    """What the blocks of a text say up to their end, as numbers: equal for two texts as far as their pieces are."""
 
-    __slots__ = ("_before", "_piece", "_text", "keys")
+    __slots__ = ("_before", "_number", "_piece", "_text", "keys")
 
     def __init__(self, text: Text) -> None:
         self._text = text
         self._piece = self._before = 0  # the piece of the next block, and the number of those before it
-        self.keys: list[Hashable] = []
+        self._number = 0  # of this piece after those; 0: it has none yet
+        self.keys: list[int] = []
 
-    def extend(self, blocks: int, size: int, known: dict[Hashable, int]) -> list[Hashable]:
-        """Return the keys of at least these blocks. `known`: the numbers of all pieces and those before them."""
+    def extend(self, blocks: int, size: int, known: dict[Hashable, int]) -> list[int]:
+        """Return the keys of at least these blocks. `known`: the numbers of all pieces after those before them."""
         names, ends, keys = self._text.names, self._text.ends, self.keys
         while len(keys) < blocks:
             end = (len(keys) + 1) * size
@@ -152,5 +155,8 @@ class Keys:
                 piece = (self._before, names[self._piece], ends[self._piece])
                 self._before = known.setdefault(piece, len(known) + 1)
                 self._piece += 1
-            keys.append((self._before, names[self._piece], end))
+                self._number = 0
+            if not self._number:
+                self._number = known.setdefault((self._before, names[self._piece]), len(known) + 1)
+            keys.append(self._number * MOST_BLOCKS + len(keys))
         return keys

@@ -239,7 +239,7 @@ class DraftCohort(Cohort):
         has_more = tokens > 3
         for request in self.members if rows == len(self.members) else self.members[:rows]:
             if not is_equal:
-                accepted: i64 = drafts.draw(request, drafts.tokens)
+                accepted: i64 = drafts.draw(request, drafts.tokens) if tokens else 0
             else:
                 luck: i64 = request.luck
                 request.luck = (luck * MULTIPLIER + INCREMENT) & LARGEST
@@ -265,7 +265,8 @@ class DraftCohort(Cohort):
             if has_more and accepted > 3:
                 further += drafts.count_further(accepted)
         returned = rows - len(self.leaving)
-        drafts.count_rows(returned, returned * tokens, total - at_second - at_third - further, at_second, at_third)
+        if tokens:
+            drafts.count_rows(returned, returned * tokens, total - at_second - at_third - further, at_second, at_third)
         self.context += returned + total
         return total
 

@@ -71,7 +71,7 @@ class HeldDrafts(FastForward):
         if not self.loop.fast_path or self._needs_clock(self.cohort.size) or self.cohort.new_members:
             return False
         if not server.overlaps:
-            return cache is None
+            return cache is None or cache.takes_blocks
         if step.verified or step.chunks or server.flight is not step:
             return False
         return cache is None or not cache.shares
@@ -137,7 +137,12 @@ class HeldDrafts(FastForward):
         return step.start + self._seconds_of(step.decode_rows, step.context, step.drafts, step.longest)
 
     def _seconds_of(self, rows: int, context: int, drafts: int, longest: int) -> float:
-        seconds = self.cost.verify(rows, rows, context, drafts, longest)
+        if drafts:
+            seconds = self.cost.verify(rows, rows, context, drafts, longest)
+        elif longest:
+            seconds = self.cost.decode_unequal(rows, rows, context, longest)
+        else:
+            seconds = self.cost.decode(rows, rows, context)
         if not 0.0 <= seconds <= MAX_STEP:
             check_seconds(self.cost, seconds)
         if context > self.max_context:

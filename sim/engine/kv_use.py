@@ -17,10 +17,12 @@ from servesim.core import BlockPool
 class KvUse:
     """The sums of one server."""
 
-    __slots__ = ("block_sum", "peak_blocks", "shared_sum", "token_sum", "tokens")
+    __slots__ = ("absent", "block_sum", "groups", "peak_blocks", "shared_sum", "token_sum", "tokens")
 
     def __init__(self) -> None:
-        self.tokens = 0  # stored on the device now
+        self.tokens = 0  # stored on the device now, in one KV cache group
+        self.groups = 1  # a token counts in each of these
+        self.absent = 0  # tokens that groups do not store: a window has left them behind, or requests share a block
         self.block_sum = 0
         self.token_sum = 0
         self.shared_sum = 0  # blocks that the sequences of a request saved by sharing
@@ -29,7 +31,7 @@ class KvUse:
     def count(self, tokens: int, blocks: int) -> None:
         """Count a step that computes these tokens while requests hold these blocks."""
         self.tokens += tokens
-        self.token_sum += self.tokens
+        self.token_sum += self.tokens * self.groups - self.absent
         self.block_sum += blocks
         if blocks > self.peak_blocks:
             self.peak_blocks = blocks

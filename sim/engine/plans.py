@@ -159,7 +159,7 @@ def start_decode(server: Server, step: Step) -> None:
 def _name_known(server: Server) -> None:
     """Tell the prefix cache the known tokens of decoding requests, if it needs them before they leave."""
     cache = server.prefix_cache
-    if cache is None or (server.overlaps and not cache.shares):
+    if cache is None or cache.takes_blocks or (server.overlaps and not cache.shares):
         return
     for request in server.running:
         if request._cohort is not None:

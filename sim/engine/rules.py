@@ -61,8 +61,8 @@ class EngineRules:
         """Return the prefix cache, with this number of blocks of host memory, and what a policy sees of it."""
         return NO_CACHE
 
-    def make_cohort(self, block_size: int, one_by_one: bool) -> Cohort:
-        """Return the object that advances the decoding requests; `one_by_one`: it advances none of them."""
+    def make_cohort(self, block_size: int, has_groups: bool) -> Cohort:
+        """Return the object that advances the decoding requests; `has_groups`: of a model with KV cache groups."""
         return Cohort(block_size)
 
     def slots(self, policy: Policy) -> Optional[int]:

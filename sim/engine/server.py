@@ -34,7 +34,7 @@ class Server(ServerState):
         waiting: RequestQueue = SortedQueue(rules.waiting_key(policy)) if policy.is_sorted else FifoQueue()
         super().__init__(
             policy, BlockPool(usable, block_size, host_blocks), waiting, rules.running_order, max_model_len,
-            rules.make_cohort(block_size, len(kv_cache_groups) > 0 or rules.stages > 1),
+            rules.make_cohort(block_size, len(kv_cache_groups) > 0),
         )  # fmt: skip
         self.limits.rejects_oversized = rules.rejects_oversized
         self.limits.rejects_full_prompts, self.limits.max_prompt = rules.rejects_full_prompts, rules.max_prompt

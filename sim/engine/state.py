@@ -367,12 +367,9 @@ class ServerState:
         longest = max((r.cached for r in decoding), default=0) if cohort.tracks_longest else 0
         assert cohort.longest == longest, "wrong longest context of the cohort"
         assert cohort.max_length == sum(r.prompt + r.max_tokens for r in decoding), "wrong lengths of the cohort"
-        single = [request for request in decoding if request.sampling is None]
-        ahead = 1 if self.draft_cohort is None else self.draft_cohort.ahead
-        need = sum(max(0, pool.blocks_for(r.cached + ahead) - r.blocks) for r in single)
-        groups = sum(group_of(request).new_blocks(request.length) for request in cohort.groups)
-        assert cohort.blocks_needed() == need + groups, "wrong number of blocks for the next step"
-        assert set(cohort.groups) == set(decoding) - set(single), "wrong groups of the cohort"
+        assert all(request.pending == 1 for request in decoding), "a decode has more than one token"
+        if self.prefix_cache is None or not self.prefix_cache.takes_blocks:  # otherwise it has checked its blocks
+            self._check_blocks(decoding)
         ended = set(self.finished)
         prompts = [r for r in self.running if not (r.decodes or r.awaits_end or r in ended)]
         assert list(self.prefilling) == prompts, "wrong prefilling"
@@ -380,8 +377,18 @@ class ServerState:
             assert all(r.status == status or r in ended for r in queue), f"a request in {status} has another status"
         for request in self.waiting:
             assert request.blocks == request.host_blocks == 0, f"{request} waits but holds blocks"
-        for request in decoding:
-            assert request.pending == 1 and request.blocks >= pool.blocks_for(request.cached), f"{request} lacks blocks"
         assert len(set(self.all_requests())) == len(self.waiting) + len(self.running) + len(self.swapped), (
             "a request is in two queues"
         )
+
+    def _check_blocks(self, decoding: Sequence[Request]) -> None:
+        """Verify the blocks of the decoding requests, and those of their next step."""
+        pool, cohort = self.pool, self.cohort
+        single = [request for request in decoding if request.sampling is None]
+        ahead = 1 if self.draft_cohort is None else self.draft_cohort.ahead
+        need = sum(max(0, pool.blocks_for(r.cached + ahead) - r.blocks) for r in single)
+        groups = sum(group_of(request).new_blocks(request.length) for request in cohort.groups)
+        assert cohort.blocks_needed() == need + groups, "wrong number of blocks for the next step"
+        assert set(cohort.groups) == set(decoding) - set(single), "wrong groups of the cohort"
+        for request in decoding:
+            assert request.blocks >= pool.blocks_for(request.cached), f"{request} lacks blocks"

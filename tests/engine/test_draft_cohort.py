@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 from servesim.core import Request
@@ -23,23 +23,36 @@ CACHE_COUNTS = ("requests", "queries", "hits", "preempted_queries", "preempted_h
 COST = LinearCost(base=0.005, prefill_token=1e-4, decode_live=2e-4, context=1e-6, draft_token=6e-5)
 
 
-def random_case(seed: int) -> tuple[VLLMV1, dict[str, Any], list[Request]]:
-    """Return a policy, the settings of a server and requests."""
+def random_case(seed: int, has_groups: bool) -> tuple[VLLMV1, dict[str, Any], list[Request], Optional[float]]:
+    """Return a policy, the settings of a server, requests and the patience of the clients."""
     draw = random.Random(seed)
     method = draw.choice(["ngram", "eagle", "mtp", "draft_model"])
     tokens = draw.choice([1, 2, 3, 5])
-    policy = VLLMV1(
+    more: dict[str, Any] = {}
+    if has_groups:
+        tokens = draw.choice([0, 0, tokens])
+        more["version"] = "0.32.0" if tokens else draw.choice(["0.19.0", "0.22.0", "0.25.0", "0.28.0", "0.32.0"])
+        more["prefix_cache_retention_interval"] = draw.choice([0, 0, None, 32, 96])
+    fields = dict(
         num_speculative_tokens=tokens, speculative_method=method, mtp_modules=draw.choice([1, 3]),
         async_scheduling=method != "ngram" and draw.random() < 0.7,
         enable_prefix_caching=draw.random() < 0.6,
         max_num_seqs=draw.choice([4, 16]), max_num_batched_tokens=draw.choice([24, 64, 512]),
         long_prefill_token_threshold=draw.choice([0, 0, 0, 20]), watermark=draw.choice([0.0, 0.05]),
         scheduler_reserve_full_isl=draw.random() < 0.8, policy=draw.choice(["fcfs", "fcfs", "priority"]),
+        **more,
     )  # fmt: skip
+    if more.get("version", "0.32.0") < "0.24":
+        fields["watermark"] = 0.0
     blocks = draw.choice([60, 80, 120, 2000])
-    memory = {"blocks": blocks, "block_size": draw.choice([4, 16]), "max_model_len": draw.choice([120, 300])}
+    memory: dict[str, Any] = {"block_size": draw.choice([4, 16]), "max_model_len": draw.choice([120, 300])}
     if memory["block_size"] == 4:
-        memory["blocks"] *= 2
+        blocks *= 2
+    timeout = None
+    if has_groups:
+        memory["kv_cache_groups"] = draw.choice([[None, 32], [None, 128], [48, None, 48], [40], [20, 50], [None, None]])
+        blocks, timeout = blocks * len(memory["kv_cache_groups"]), draw.choice([None, None, 0.6])
+    memory["blocks"] = blocks
     requests, shares, now = [], draw.random() < 0.5, 0.0
     for number in range(draw.choice([12, 30])):
         now += draw.choice([0.0, 0.01, 0.05])
@@ -53,15 +66,16 @@ def random_case(seed: int) -> tuple[VLLMV1, dict[str, Any], list[Request]]:
         request = Request(f"r{number}", now, prompt, output, limit, priority=draw.randint(0, 2), content=content)
         request.acceptance = number % 6 / 5
         requests.append(request)
-    return policy, memory, requests
+    return VLLMV1(**fields), memory, requests, timeout
 
 
-def run(seed: int, one_by_one: bool, observed: bool) -> dict[str, Any]:
+def run(seed: int, one_by_one: bool, observed: bool, has_groups: bool) -> dict[str, Any]:
     """Run a random case. Return everything that it counts."""
-    policy, memory, requests = random_case(seed)
-    server = Server(policy, memory["blocks"], memory["block_size"], max_model_len=memory["max_model_len"])
-    cohort, drafts = server.draft_cohort, server.drafts
-    assert isinstance(cohort, DraftCohort) and drafts is not None
+    policy, memory, requests, timeout = random_case(seed, has_groups)
+    server = Server(policy, **memory)
+    cohort = server.draft_cohort
+    assert isinstance(cohort, DraftCohort)
+    drafts = cohort.drafts
     luck = {request.id: random.Random(f"{seed} {request.id}") for request in requests}
     rate = random.Random(seed).choice([0.0, 0.5, 0.8, 1.0])
 
@@ -78,10 +92,10 @@ def run(seed: int, one_by_one: bool, observed: bool) -> dict[str, Any]:
         drafts.accept = accept
     else:
         drafts.connect(seed, one_rate, rates_by_position, 0, 1.0)
-    cohort.enabled = not one_by_one
+    cohort.enabled = cohort.enabled and not one_by_one
     log = Log()
     clock = SimulatedClock(COST)
-    loop = Loop(server, Inbox(requests), clock, (log,) if observed else (), check=observed)
+    loop = Loop(server, Inbox(requests, timeout=timeout), clock, (log,) if observed else (), check=observed)
     stuck = None
     try:
         loop.run()
@@ -98,7 +112,7 @@ def run(seed: int, one_by_one: bool, observed: bool) -> dict[str, Any]:
     return {
         "rows": log.rows, "stuck": stuck, "now": loop.now, "calls": loop.calls, "gaps": gaps, "work": work,
         "largest": clock.largest_shape._replace(longest=0), "tokens": server.tokens_generated,
-        "kv": [getattr(server.kv_use, name) for name in ("tokens", "block_sum", "token_sum", "peak_blocks")],
+        "kv": [getattr(server.kv_use, name) for name in ("tokens", "absent", "block_sum", "token_sum", "peak_blocks")],
         "drafts": (drafts.rows, drafts.drafted, drafts.accepted_at, drafts.lost),
         "cache": [getattr(server.prefix_cache and server.prefix_cache.stats, name, None) for name in CACHE_COUNTS],
         "requests": [
@@ -115,16 +129,29 @@ class Log(StepLog):
     def planned_drafts(self, server: Server, step: Any) -> list[list[Any]]:
         return [[step.kind]]
 
+    def on_step_end(self, server: Server, step: Any, now: float, finished: list[Request]) -> None:
+        if step in self.open:  # otherwise it only removes requests whose clients gave up
+            super().on_step_end(server, step, now, finished)
 
-@pytest.mark.parametrize("seed", range(120))
-def test_one_pass_over_all_decodes_gives_the_same_run_as_request_by_request(seed: int) -> None:
-    expected = run(seed, one_by_one=True, observed=True)
-    got = run(seed, one_by_one=False, observed=True)
+
+def compare(seed: int, has_groups: bool) -> None:
+    expected = run(seed, True, True, has_groups)
+    got = run(seed, False, True, has_groups)
     for index, (a, b) in enumerate(zip(expected["rows"], got["rows"])):
         assert a == b, f"step {index}: { ({key: (a[key], b[key]) for key in a if a[key] != b[key]}) }"
     for key in expected:
         assert got[key] == expected[key], key
-    alone = run(seed, one_by_one=False, observed=False)
+    alone = run(seed, False, False, has_groups)
     for key in expected:
         if key != "rows":
             assert alone[key] == expected[key], key
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_one_pass_over_all_decodes_gives_the_same_run_as_request_by_request(seed: int) -> None:
+    compare(seed, has_groups=False)
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_one_pass_gives_the_same_run_with_kv_cache_groups(seed: int) -> None:
+    compare(seed, has_groups=True)

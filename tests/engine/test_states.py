@@ -26,7 +26,7 @@ class ModelSeconds:
         self._rows: dict[Step, list[Request]] = {}
 
     def on_step_start(self, server: Server, step: Step, arrived: list[Request]) -> None:
-        alone = [chunk.request for chunk in step.chunks if server.drafts is not None and is_decode(chunk)]
+        alone = [chunk.request for chunk in step.chunks if server.draft_cohort is not None and is_decode(chunk)]
         self._prompts[step] = [chunk.request for chunk in step.chunks if chunk.request not in alone]
         prompts = {chunk.request for chunk in step.chunks}
         chosen = {chunk.request for chunk in step.plan.chunks}

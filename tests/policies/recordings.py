@@ -276,7 +276,7 @@ class StepLog:
         if isinstance(server.prefix_cache, PrefixCache) and self.counts_hashes:
             self.row["hashes"] = count_hashes(server.prefix_cache, server, step)
         if isinstance(server.prefix_cache, GroupCache):
-            self.row["hashes"] = sum(map(len, server.prefix_cache.names))
+            self.row["hashes"] = sum(map(len, server.prefix_cache.ring.names))
             tables = server.prefix_cache.tables.values()
             held = zip(*([len(cells) - cells.count(None) for cells in table.groups] for table in tables))
             self.row["held"] = list(map(sum, held)) or [0] * len(server.kv_cache_groups)
