@@ -44,7 +44,8 @@ def derive_profile(args: argparse.Namespace) -> int:
         profile = derive_named(keys, source, "--")
     except BadInput as bad:
         option, sign, rest = str(bad).partition(":")
-        raise BadInput(f"{option.replace('_', '-')}{sign}{rest}") from None
+        option = option.replace("_", "-") if option.startswith("--") else option  # else it is a file
+        raise BadInput(f"{option}{sign}{rest}") from None
     about = {**profile.about, "name": folder.name}
     budget = blocks_of_device(about, 16)
     if budget is not None and budget.blocks < 1:

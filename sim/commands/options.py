@@ -25,7 +25,10 @@ NAMED = {  # keys of a profile by name
     "device": ("NAME", "device, such as H100; its memory gives the number of KV blocks"),
     "tensor_parallel": ("N", "devices that share the model"),
     "pipeline_parallel": ("N", "stages of the model, each on as many devices"),
-    "precision": ("NAME", "precision of the weights: bf16, fp16, fp8, int8 or mxfp4"),
+    "precision": (
+        "NAME",
+        "precision of the weights: bf16, fp16, fp8, int8 or mxfp4 (default: as the model is published)",
+    ),
 }
 SERVERS = tuple(dict.fromkeys(server for server in FAMILIES.values() if server is not None))  # of `sim export`
 # Options for `add`, as the help shows them.
@@ -177,7 +180,8 @@ def add_names(parser: Any, without: Sequence[str] = ()) -> None:
     group = parser.add_argument_group("model and device by name (`sim models` lists them): step times are derived")
     for key, (metavar, text) in NAMED.items():
         if key not in without:
-            option = {f"--{key.replace('_', '-')} {metavar}": f"{text} (default: that of the profile)"}
+            default = "" if "(default" in text else " (default: that of the profile)"
+            option = {f"--{key.replace('_', '-')} {metavar}": f"{text}{default}"}
             add(group, option, dest=f"named_{key}")
 
 

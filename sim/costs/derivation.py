@@ -37,7 +37,7 @@ from .model_config import model_name
 from .parts import PartsCost
 from .profile import Profile
 from .public_devices import Device, device_of
-from .public_models import find_model
+from .public_models import QUANTISED, find_model
 from .terms import terms_of, with_terms
 from .uncertainty import TTFT_SPREAD, has_parameters, parameters, with_parameters
 
@@ -292,7 +292,7 @@ def setting_of(profile: Profile) -> Setting:
         device = Device(str(about.get("device")), peak.flops, peak.flops, peak.bandwidth, 0.0, 0, peak.source)
     if device is None:
         raise BadInput(f"--from: {name} has no known device; expected `peak` in it (flops, bandwidth, source)")
-    dtype = str(about.get("dtype") or model.dtype)
+    dtype = str(about.get("dtype") or QUANTISED.get(model.name) or model.dtype)
     if dtype not in BYTES_PER_VALUE:
         raise BadInput(f"{name}: dtype: expected one of {', '.join(BYTES_PER_VALUE)}, got {dtype!r}")
     probed = about.get("backend") == "torch" and not profile.section("derived").get("changed")

@@ -27,20 +27,17 @@ MORE_KEYS = {  # of some models; the first key of config.json that is there coun
     "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
     "experts_per_token": ("num_experts_per_tok",),
 }
+METHODS = {"mxfp4": "mxfp4", "fp8": "float8"}  # quant_method of config.json -> precision of the weights
 PATTERNS = {"gemma2": 2, "gemma3_text": 6}  # kind of model -> the layer with full attention among this many
 DEFAULTS = {"num_key_value_heads": "num_attention_heads"}  # without grouped-query attention
 
 
 def read_model(text: Optional[str]) -> Optional[Union[str, dict[str, Any]]]:
     """Return the key `model` of a profile: a name, or the name and the sizes in a config.json or its folder."""
-    if text is None:
-        return None
-    path = Path(text) / CONFIG if Path(text).is_dir() else Path(text)
-    if path.suffix != ".json":
+    path = None if text is None else config_path(text)
+    if path is None:
         return text
-    tree = read_json(path)
-    if not isinstance(tree, Mapping):
-        raise BadInput(f"{path}: expected the config.json of a model, got {quote(tree)}")
+    tree = read_config(path)
     if isinstance(tree.get("text_config"), Mapping):  # of a model that also reads images
         tree = tree["text_config"]
     name = path.resolve().parent.name if path.name == CONFIG else path.stem
@@ -50,6 +47,34 @@ def read_model(text: Optional[str]) -> Optional[Union[str, dict[str, Any]]]:
     if "experts" in more and tree.get("moe_intermediate_size"):  # else intermediate_size is that of an expert
         sizes["intermediate"] = size(tree, "moe_intermediate_size", path)
     return {"name": name, **sizes, **more, **window_sizes(tree, sizes["layers"])}
+
+
+def config_path(text: str) -> Optional[Path]:
+    """Return the config.json that a user names, itself or its folder; None: the text is the name of a model."""
+    path = Path(text) / CONFIG if Path(text).is_dir() else Path(text)
+    return path if path.suffix == ".json" else None
+
+
+def read_config(path: Path) -> Mapping[str, Any]:
+    """Return the keys of a config.json."""
+    tree = read_json(path)
+    if not isinstance(tree, Mapping):
+        raise BadInput(f"{path}: expected the config.json of a model, got {quote(tree)}")
+    return tree
+
+
+def stored_precision(path: Path) -> Optional[str]:
+    """Return the precision of the weights beside a config.json, None if they are not quantised."""
+    tree = read_config(path)
+    inner = tree.get("text_config")
+    found = tree.get("quantization_config") or (isinstance(inner, Mapping) and inner.get("quantization_config"))
+    if not found:
+        return None
+    method = found.get("quant_method") if isinstance(found, Mapping) else found
+    if str(method) not in METHODS:
+        expected = f"quant_method {' or '.join(METHODS)}, or a precision of your choice"
+        raise BadInput(f"{path}: quantization_config: expected {expected}, got {quote(method)}")
+    return METHODS[str(method)]
 
 
 def window_sizes(tree: Mapping[str, Any], layers: int) -> dict[str, int]:

@@ -2,7 +2,8 @@
 
     profile: {model: llama-3.1-8b, device: H100, tensor_parallel: 2, precision: fp8}
 
-What is not given is as in the measured profile. Models with grouped heads are derived from a measured one that has
+A model that is published with quantised weights has their precision, unless another one is given. What else is not
+given is as in the measured profile. Models with grouped heads are derived from a measured one that has
 them too: attention kernels of both kinds differ.
 """
 
@@ -20,9 +21,9 @@ from servesim.files.checked import Duration, Int, Keys, validate
 
 from .derivation import LAUNCH, Setting, derive_profile, setting_of
 from .model_arithmetic import Model, model_of
-from .model_config import read_model
+from .model_config import config_path, read_model, stored_precision
 from .profile import Profile
-from .public_models import find_device, find_model
+from .public_models import QUANTISED, find_device, find_model
 
 MEASURED, GROUPED = "h200-llama2-7b", "h200-llama3.1-8b"  # defaults of `measured`: one KV head per head, or fewer
 NAMES = ("model", "device", "tensor_parallel", "pipeline_parallel", "precision", "eager")
@@ -47,7 +48,9 @@ class NamedProfile(Keys):
     pipeline_parallel: Optional[Int] = Field(
         None, ge=1, le=MAX_DEGREE, description="stages of the model, each on as many devices"
     )
-    precision: Optional[Precision] = Field(None, description="precision of the weights, such as bf16 or fp8")
+    precision: Optional[Precision] = Field(
+        None, description="precision of the weights, such as bf16 or fp8 (default: as the model is published)"
+    )
     front_end: Optional[Duration] = Field(
         None, description="seconds of a request outside of the steps: HTTP, tokeniser"
     )
@@ -74,6 +77,12 @@ class NamedProfile(Keys):
             device = find_device(self.device, f"{where}device")
         stages = self.pipeline_parallel or old.stages
         return Setting(model, device, self.precision or old.dtype, self.tensor_parallel or old.degree, stages=stages)
+
+
+def published_precision(name: str, where: str) -> Optional[str]:
+    """Return the precision of the quantised weights of a public model, or of a config.json; None: they have 16 bits."""
+    path = config_path(name)
+    return QUANTISED.get(find_model(name, where).name) if path is None else stored_precision(path)
 
 
 def model_by_name(name: str, dtype: str, where: str) -> Model:
@@ -110,6 +119,8 @@ def derive_named(tree: Mapping[str, Any], measured: Profile, where: str = "profi
         keys = validate(NamedProfile, tree, "profile")
     except BadInput as bad:
         raise BadInput(str(bad).replace("profile: ", where, 1)) from None
+    if keys.model is not None and keys.precision is None:
+        keys = keys.model_copy(update={"precision": published_precision(keys.model, f"{where}model")})
     setting = keys.setting(setting_of(measured), where)
     profile = derive_profile(measured, setting, keys.title, where)
     further: dict[str, Any] = {} if keys.front_end is None else {"front_end": {"seconds": keys.front_end}}

@@ -47,6 +47,7 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "gpt-oss-20b": ("openai/gpt-oss-20b", (24, 2880, 64, 8, 2880, 201088, 131072, 64, 32, 4, 0, 128, 12)),
     "gpt-oss-120b": ("openai/gpt-oss-120b", (36, 2880, 64, 8, 2880, 201088, 131072, 64, 128, 4, 0, 128, 18)),
 }
+QUANTISED = {"gpt-oss-20b": "mxfp4", "gpt-oss-120b": "mxfp4"}  # published with weights of less than 16 bits
 COLUMNS = (*SIZES, "context", *MORE_SIZES)
 PUBLIC_MODELS = {
     **MODELS,

@@ -46,3 +46,15 @@ def test_a_model_can_be_given_as_its_config(tmp_path: Path, capsys: pytest.Captu
     assert said.code == 0, said.error
     model = yaml.safe_load((tmp_path / "out" / "profile.yaml").read_text(encoding="utf-8"))["model"]
     assert (model["experts"], model["experts_per_token"], model["intermediate"], model["head"]) == (16, 2, 1024, 128)
+
+
+def test_weights_of_an_unknown_method_are_one_line_with_the_path_of_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "my_config.json"
+    file.write_text(json.dumps({**CONFIG, "quantization_config": {"quant_method": "awq"}}), encoding="utf-8")
+    derive = ("calibrate", "derive", "--model", str(file), "--device", "H100", "-o", str(tmp_path / "out"))
+    said = run_sim(capsys, *derive)
+    assert said.code == 2 and said.error.count("\n") == 1
+    assert f"{file}: quantization_config: expected quant_method mxfp4 or fp8, or a precision" in said.error
+    assert run_sim(capsys, *derive, "--precision", "int8").code == 0

@@ -41,6 +41,19 @@ def test_run_has_the_step_times_and_the_memory_of_the_device(base: str, capsys: 
     assert "device A100: A100-80GB" in run_sim(capsys, "run", base, "--device", "A100").error
 
 
+def test_all_commands_take_the_published_precision(base: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The matrices and embeddings of gpt-oss-120b have 116.8e9 weights, of 17 / 32 bytes in mxfp4."""
+    names, weights = ("--model", "gpt-oss-120b", "--device", "H200"), "62.0 GB weights of gpt-oss-120b"
+    said = run_sim(capsys, "run", base, *names)
+    assert said.code == 0 and weights in said.error and "h200-gpt-oss-120b-mxfp4 was derived" in said.out
+    said = run_sim(capsys, "calibrate", "derive", *names, "-o", "derived")
+    assert said.code == 0 and weights in said.out
+    assert run_sim(capsys, "config", "init", "first.yaml", *names).code == 0
+    assert weights in run_sim(capsys, "run", "first.yaml").error
+    assert "--quantization" not in run_sim(capsys, "export", "first.yaml", "--to", "vllm").out  # it is in config.json
+    assert "234 GB weights" in run_sim(capsys, "run", base, *names, "--precision", "bf16").error
+
+
 def test_profile_says_what_the_names_are_derived_from(base: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = run_sim(capsys, "run", base, "--profile", "ascend910b4-llama2-7b", "--model", "qwen2.5-7b")
     assert said.code == 0 and "derived by arithmetic from ascend910b4-llama2-7b (other model)" in said.out
@@ -85,4 +98,9 @@ def test_a_page_opens_with_them(base: str, file: str | None) -> None:
 def test_the_list_has_every_public_model_and_device(capsys: pytest.CaptureFixture[str]) -> None:
     listed = json.loads(run_sim(capsys, "models", "--json").out)
     assert listed["devices"].keys() == DEVICES.keys() and "micro" not in listed["models"]
-    assert listed["models"]["llama-3.1-8b"] == {"parameters": 8_029_995_008, "layers": 32, "context": 131072}
+    sizes = {"parameters": 8_029_995_008, "layers": 32, "context": 131072}
+    assert listed["models"]["llama-3.1-8b"] == {**sizes, "precision": "bfloat16"}
+    assert {name for name, model in listed["models"].items() if model["precision"] == "mxfp4"} == {
+        "gpt-oss-20b",
+        "gpt-oss-120b",
+    }

@@ -103,6 +103,47 @@ def test_the_folder_of_a_model_is_beside_the_scenario(tmp_path: Path) -> None:
     assert load_profile(tree["profile"]).about["model"]["layers"] == 4
 
 
+def test_the_weights_have_the_precision_in_which_the_model_is_published() -> None:
+    for name in ("gpt-oss-120b", "openai/gpt-oss-20b"):
+        names = {"model": name, "device": "H200"}
+        plain, given = load_profile(names), load_profile({**names, "precision": "mxfp4"})
+        assert (plain.name, plain.digest, plain.about) == (given.name, given.digest, given.about)
+        assert (plain.about["dtype"], plain.about["kv_dtype"]) == ("mxfp4", "bfloat16")
+        assert load_profile({**names, "precision": "bf16"}).about["dtype"] == "bfloat16"
+    assert load_profile(NAMES).about["dtype"] == load_profile({"device": "H100"}).about["dtype"] == "bfloat16"
+
+
+def config_of(folder: Path, **keys: Any) -> str:
+    """Write the config.json of a small model; return its folder."""
+    sizes = {"num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 2048}
+    (folder / "config.json").write_text(json.dumps({**sizes, "vocab_size": 32000, **keys}), encoding="utf-8")
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("quantised", "precision"),
+    [
+        ({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, "mxfp4"),  # gpt-oss
+        ({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}, "float8"),  # Qwen3-8B-FP8
+        (None, "bfloat16"),
+    ],
+)
+def test_a_config_json_says_the_precision_of_its_weights(quantised: Any, precision: str, tmp_path: Path) -> None:
+    names = {"model": config_of(tmp_path, quantization_config=quantised), "device": "H100"}
+    assert load_profile(names).about["dtype"] == precision
+    assert load_profile({**names, "precision": "int8"}).about["dtype"] == "int8"
+
+
+@pytest.mark.parametrize("quantised", [{"quant_method": "awq"}, {"bits": 4}, {"quant_method": ["fp8"]}, [8]])
+def test_weights_of_an_unknown_method_need_a_precision(quantised: Any, tmp_path: Path) -> None:
+    names = {"model": config_of(tmp_path, quantization_config=quantised), "device": "H100"}
+    with pytest.raises(BadInput) as bad:
+        scenario({"profile": names})
+    assert "config.json: quantization_config: expected quant_method mxfp4 or fp8, or a precision" in str(bad.value)
+    assert "\n" not in str(bad.value)
+    assert scenario({"profile": {**names, "precision": "int8"}}).engine.num_blocks > 1
+
+
 @pytest.mark.parametrize("name", ["H100", "h100", "H100-SXM", "NVIDIA H100 80GB HBM3"])
 def test_a_device_has_several_names(name: str) -> None:
     assert find_device(name) == DEVICES["H100"]
