@@ -5,8 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from statistics import mean, median
 
 import pytest
+import servesim
+from servesim.costs.derivation import MXFP4_ERRORS
 
 from .conftest import ROOT
 
@@ -15,7 +18,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from closed_loops import expert_terms
 from proof_ascend import predict_mindie_pair
 from proof_budget import arrivals
-from proof_closed import predict_gpt_oss
+from proof_closed import closed_loop, predict_gpt_oss
 from proof_load import predict_ascend
 from proof_prefix import predict_pulse
 from proof_rows import table, table_of_document
@@ -160,3 +163,23 @@ def test_two_settings_of_mindie_trade_ttft_for_tpot(shared: Path) -> None:
     assert abs(rows["throughput 1000/1", "TPOT P99"].error) < 0.1
     assert abs(rows["throughput 1000/1", "TTFT mean"].error) < 0.25
     assert rows["throughput 1000/1", "TTFT mean"].predicted > 10 * rows["prefill first", "TTFT max"].predicted
+
+
+@pytest.mark.slow
+def test_the_expected_errors_of_mxfp4_are_those_of_derived_times_of_gpt_oss(shared: Path) -> None:
+    """Medians of seven loads; the mean end-to-end latency follows from TTFT, TPOT and the mean length."""
+    errors: dict[str, list[float]] = {}
+    for row in table_of_document(shared / "data" / "measured" / "published" / "vllm-0.22-gptoss-h200.md", "C"):
+        policy = {"version": "0.22.0", "max_num_batched_tokens": 8192, "enable_prefix_caching": False}
+        ours = servesim.run(
+            policy={"name": "vllm-v1", "max_num_seqs": 256, **policy},
+            engine={"num_blocks": 103_690, "max_model_len": 10_240},
+            workload=closed_loop(int(row["C"]), 10 * int(row["C"]), [6400, 8000], [800, 1000]),
+            profile={"model": "gpt-oss-120b", "device": "H200"},
+        ).metrics
+        real = {"ttft": float(row["mean TTFT ms"]), "tpot": float(row["mean TPOT ms"])}
+        real["e2el"] = real["ttft"] + (mean([800, 1000]) - 1) * real["tpot"]
+        for name, value in real.items():
+            errors.setdefault(name, []).append(ours[f"mean_{name}_ms"] / value - 1)
+    assert max(max(found) for found in errors.values()) < 0  # all of them are too short
+    assert {name: -median(found) for name, found in errors.items()} == pytest.approx(MXFP4_ERRORS, abs=0.01)

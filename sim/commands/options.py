@@ -25,10 +25,7 @@ NAMED = {  # keys of a profile by name
     "device": ("NAME", "device, such as H100; its memory gives the number of KV blocks"),
     "tensor_parallel": ("N", "devices that share the model"),
     "pipeline_parallel": ("N", "stages of the model, each on as many devices"),
-    "precision": (
-        "NAME",
-        "precision of the weights: bf16, fp16, fp8, int8 or mxfp4 (default: as the model is published)",
-    ),
+    "precision": ("NAME", "precision of the weights: bf16, fp16, fp8, int8 or mxfp4 (default: as published)"),
 }
 SERVERS = tuple(dict.fromkeys(server for server in FAMILIES.values() if server is not None))  # of `sim export`
 # Options for `add`, as the help shows them.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Optional
 
-from servesim.costs.derivation import EXPECTED_ERRORS
+from servesim.costs.derivation import EXPECTED_ERRORS, MXFP4_ERRORS
 from servesim.files.terminal import align_columns
 from servesim.runs.metric_table import format_quantity, metric_title, unit_of
 from servesim.runs.request_rate import format_rate
@@ -22,6 +22,7 @@ SHOWN = ("p99_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "request_goodput")
 HITS = "prefix_hit_rate"
 COST = "cost_per_million_tokens"  # shown if the user gives the price of a device
 MIN_ERROR = 0.05  # of a latency, if only other errors are known
+MIN_SHARE = 0.01  # of the real value that a prediction has at least
 EQUAL = "Other settings are as good at this load; these hold more"
 
 
@@ -150,9 +151,13 @@ def expected_errors(answer: Answer) -> dict[str, float]:
 
     There are none for a derived profile of another engine than vLLM: no run of others was predicted with one.
     """
-    if not answer.profile.about.get("derived"):
+    derived = answer.profile.about.get("derived")
+    if not derived:
         return answer.profile.mean_errors
-    return EXPECTED_ERRORS if answer.scenario.policy.get("name") == "vllm-v1" else {}
+    if answer.scenario.policy.get("name") != "vllm-v1":
+        return {}
+    other_kernels = answer.profile.about.get("dtype") == "mxfp4" and "precision" in derived["changed"]
+    return MXFP4_ERRORS if other_kernels else EXPECTED_ERRORS
 
 
 def error_line(answer: Answer) -> str:
@@ -162,7 +167,11 @@ def error_line(answer: Answer) -> str:
         return "Expected error: not known: derived step times were compared with runs of vLLM only. Measure first."
     if not errors:
         return f"Expected error: not known, profile {answer.profile.name} has no check."
-    source = "medians of 25 runs of vLLM by others, docs/proof.md" if derived else f"profile {answer.profile.name}"
+    source = f"profile {answer.profile.name}"
+    if derived:
+        source = "medians of 25 runs of vLLM by others, docs/proof.md"
+    if errors is MXFP4_ERRORS:
+        source = "too short, in 7 loads of gpt-oss-120b with mxfp4 weights by others, docs/derive.md"
     parts = ", ".join(f"{name.upper() if derived else name} {100 * error:.1f} %" for name, error in errors.items())
     bounds = [bound for bound in parse_bounds(answer.question.constraints) if not bound.of_baseline]
     best = answer.best if answer.fleet is None else answer.fleet.best
@@ -174,6 +183,6 @@ def error_line(answer: Answer) -> str:
 
 
 def is_close(bound: Bound, value: float, errors: dict[str, float]) -> bool:
-    """Whether a value with the expected error may be on the other side of a bound."""
+    """Whether the real value may be on the other side of a bound; an error is (predicted - real) / real."""
     error = next((size for name, size in errors.items() if name in bound.metric), max(MIN_ERROR, *errors.values()))
-    return bound.verdict(value * (1 - error), value * (1 + error)) == "undecided"
+    return bound.verdict(value / (1 + error), value / max(MIN_SHARE, 1 - error)) == "undecided"
