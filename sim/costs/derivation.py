@@ -53,9 +53,12 @@ SERVER_BUCKETS = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))  # rows or t
 COMPILE = 3.1  # seconds to compile kernels of experts in a new server: its first 10 s in two runs of Mixtral
 LAUNCH = 36e-6  # seconds of the host to launch a kernel: two models without CUDA graphs had 33 and 40 us
 LINK_SHARE = 0.7  # of the link's bandwidth in one direction that large all-reduces reach
+# Of the 16-bit peak: kernels that unpack weights of four bits. gpt-oss-120b on an H200, up to 16 open requests.
+UNPACKED = 1 / 3
+FOUR_BIT = ("B200", "RTX PRO 6000")  # devices that compute with such weights
 MANY_TOKENS = 1e6  # a call that uses all experts
 EXPECTED_ERRORS = {"e2el": 0.018, "ttft": 0.046, "tpot": 0.018}  # of means: medians of 25 runs of others, docs/proof.md
-MXFP4_ERRORS = {"e2el": 0.21, "ttft": 0.55, "tpot": 0.21}  # the same of 7 loads of gpt-oss-120b, whose kernels differ
+MXFP4_ERRORS = {"e2el": 0.055, "ttft": 0.27, "tpot": 0.06}  # the same of 38 loads of gpt-oss-120b
 SPREAD = 0.1  # standard deviation of all times of a derived profile: benchmarks/proof_derive.py has the errors
 CURVES = ("prefill.tokens", "decode.rows")
 SCALED = {  # factor of a Change: terms of cost models that it scales
@@ -97,7 +100,8 @@ class Setting:
     @property
     def token(self) -> float:
         """Seconds to compute a token without attention."""
-        return 2 * self.model.active_weights / self.flops
+        unpacks = self.dtype == "mxfp4" and self.device.shown not in FOUR_BIT
+        return 2 * self.model.active_weights / (self.flops * (UNPACKED if unpacks else 1.0))
 
     @property
     def pair(self) -> float:

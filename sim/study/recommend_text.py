@@ -156,8 +156,8 @@ def expected_errors(answer: Answer) -> dict[str, float]:
         return answer.profile.mean_errors
     if answer.scenario.policy.get("name") != "vllm-v1":
         return {}
-    other_kernels = answer.profile.about.get("dtype") == "mxfp4" and "precision" in derived["changed"]
-    return MXFP4_ERRORS if other_kernels else EXPECTED_ERRORS
+    unpacks = answer.profile.about.get("dtype") == "mxfp4" and "precision" in derived["changed"]
+    return MXFP4_ERRORS if unpacks else EXPECTED_ERRORS
 
 
 def error_line(answer: Answer) -> str:
@@ -171,7 +171,7 @@ def error_line(answer: Answer) -> str:
     if derived:
         source = "medians of 25 runs of vLLM by others, docs/proof.md"
     if errors is MXFP4_ERRORS:
-        source = "too short, in 7 loads of gpt-oss-120b with mxfp4 weights by others, docs/derive.md"
+        source = "medians of 38 loads of gpt-oss-120b by others, docs/derive.md"
     parts = ", ".join(f"{name.upper() if derived else name} {100 * error:.1f} %" for name, error in errors.items())
     bounds = [bound for bound in parse_bounds(answer.question.constraints) if not bound.of_baseline]
     best = answer.best if answer.fleet is None else answer.fleet.best
