@@ -9,6 +9,7 @@ before it runs. It then starts at the end of that one, and its time includes onl
 from __future__ import annotations
 
 import gc
+import json
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -199,6 +200,9 @@ def block_tables(server: Server, num_blocks: int) -> BlockTables:
         return SharedBlockTables(server.prefix_cache)
     if refusal := server.rules.live_refusal():
         raise BadInput(refusal)
+    if server.kv_cache_groups:
+        why = "a live run stores all layers in full"
+        raise BadInput(f"engine.kv_cache_groups: expected [null]: {why}, got {json.dumps(server.kv_cache_groups)}")
     pool = server.pool
     blocks = pool.total if server.policy.uses_block_pool else num_blocks - 1
     return BlockTables(blocks, pool.block_size, pool.host_total)

@@ -123,6 +123,16 @@ def test_a_live_run_refuses_to_compute_a_request_without_its_blocks() -> None:
         run_live(scenario, [[0, 0.0, 9, 8, 8, 0, None, None, None, 0.0, None]])
 
 
+def test_a_live_run_of_a_model_with_windows_stores_all_layers_in_full() -> None:
+    request: list[Any] = [0, 0.0, 9, 8, 8, 0, None, None, None, 0.0, None]
+    tree = {"policy": {"name": "vllm-v1"}, "engine": {"num_blocks": 80, "kv_cache_groups": [128, None]}}
+    message = r"engine\.kv_cache_groups: expected \[null\]: a live run stores all layers in full, got \[128, null\]"
+    with pytest.raises(BadInput, match=message):
+        run_live(scenario_from(tree), [request])
+    tree["engine"]["kv_cache_groups"] = [None]
+    assert run_live(scenario_from(tree), [request])["requests"][0][13] == "finished"
+
+
 @pytest.mark.parametrize("output", [3, 4, 5])
 def test_the_block_of_a_token_after_the_end_is_free_when_its_step_returns(output: int) -> None:
     """SGLang 0.4.6 computes a token after the last one; with an output of 4, it starts a block."""
