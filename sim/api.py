@@ -70,6 +70,7 @@ def run(
     engine: Optional[Mapping[str, Any]] = None,
     profile: Union[str, Path, Mapping[str, Any], None] = None,
     cluster: Optional[Mapping[str, Any]] = None,
+    speculative: Optional[Mapping[str, Any]] = None,
     slo: Optional[Mapping[str, float]] = None,
     seed: Optional[int] = None,
     settings: Optional[Mapping[str, Any]] = None,
@@ -91,7 +92,8 @@ def run(
     requests = requests_in(trace) if isinstance(trace, pd.DataFrame) else None
     overrides = scenario_keys({
         "policy": policy if policy_object is None else None, "trace": trace if requests is None else None,
-        "workload": workload, "engine": engine, "profile": profile, "cluster": cluster, "slo": slo, "seed": seed,
+        "workload": workload, "engine": engine, "profile": profile, "cluster": cluster,
+        "speculative": speculative, "slo": slo, "seed": seed,
     })  # fmt: skip
     with allow_code(trust):
         checked_scenario = scenario_from(merge_scenario(scenario, preset, overrides, settings))

@@ -91,6 +91,18 @@ def test_arguments_override_the_scenario_and_settings_override_both(tmp_path: Pa
     assert done.scenario["seed"] == 4
 
 
+def test_every_section_that_changes_a_run_is_an_argument() -> None:
+    sections: dict[str, Any] = {
+        "policy": {"name": "vllm-v1"},
+        "profile": "h200-llama2-7b",
+        "workload": {"contest": {"X": 5, "T": 12}},
+        "speculative": {"method": "eagle", "tokens": 3, "acceptance": 0.7},
+    }
+    done = servesim.run(**sections)
+    assert done.metrics == servesim.run(sections).metrics
+    assert done.metrics["accepted_tokens_per_step"] > 2
+
+
 def test_decisions_count_the_requests_of_each_queue() -> None:
     decisions = servesim.run(BASE, decisions=True).decisions
     assert decisions.running.max() == 4
