@@ -1,10 +1,12 @@
 """Speed of the simulator: CPU seconds on one core for the 10,000-request file, compared with a bare SimPy loop.
 
-    python benchmarks/speed.py [--only PART | --policies] [--million] [--trace FILE]
+    python benchmarks/speed.py [--only PART | --policies] [--million] [--trace FILE] [--quick]
 
 Times include per-request results and exclude the import. Machines differ, so every time is also printed as the number
 of bare SimPy timeouts that run in the same time, measured in the same process, and as the seconds on a machine with
 0.7 M timeouts per second. Targets are for that machine and for a compiled installation.
+
+Users: what they run, in whole calls and commands (speed_users.py). The other parts time the engine alone.
 
 Policies: those that people choose between must take at most 1.3 times the time that vllm-v1 took when it decided every
 step after the last one had returned (V1_SECONDS). Settings that change the engine have rows of their own.
@@ -28,9 +30,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
-import simpy
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.config.user_code import allow_code
 from servesim.core import ClientRequest
@@ -41,20 +42,20 @@ from servesim.runs.simulate import load_trace, simulate
 from servesim.traces.read.formats import load
 from servesim.traces.trace import RequestTable, Trace, gc_disabled, table_of
 from servesim.version import is_compiled
+from speed_users import COST, time_users
+from timing import Timing, judge, median_timing, print_row, run_sim, simpy_timeout_rate, target
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data"
 TRACE = DATA / "bench" / "workload_10k.csv.gz"
 MOONCAKE = DATA / "traces" / "mooncake_conversation.csv.gz"
-COST = {"prefill": 0.005, "prefill_token": 6e-5, "decode_step": 0.015, "decode_row": 5e-5, "context": 1.2e-7}
-REFERENCE_RATE = 0.7e6  # bare SimPy timeouts/s of the machine that targets are for
 VIDUR_SECONDS = 20.5  # CPU seconds for the same file on a core with VIDUR_RATE
 VIDUR_RATE = 0.73e6  # bare SimPy timeouts/s
 BATCH = {"decode_batch": 128, "max_num_seqs": 128, "max_batch_size": 128, "max_bs": 128, "running_max_req_size": 128,
          "max_ragged_sequence_count": 128, "max_running_requests": 128, "batch_cap": 128,
          "max_total_token_num": 118784}  # fmt: skip
 USER_POLICY = {"name": f"{ROOT / 'examples' / 'my_policy.py'}:Gather", "batch": 128}
-# Targets in seconds at REFERENCE_RATE.
+# Targets in seconds at timing.REFERENCE_RATE.
 TARGET, PLAIN_TARGET, USER_TARGET, MILLION_TARGET = 0.12, 0.45, 0.20, 16.0
 V1_SECONDS = 0.117  # vllm-v1 without asynchronous scheduling, in version 0.2.0 before it could do so
 POLICY_TARGET = 1.3 * V1_SECONDS
@@ -75,21 +76,8 @@ SLOW_POLICY_TARGETS = dict.fromkeys(ON_ASCEND, 0.18)
 TEN_TIMES_TARGET = CACHE_TARGET = DRAFTS_TARGET = 1.3  # times the time
 MOONCAKE_TARGET = 3.0
 REPLICAS, FLEET_TARGET = 16, 1.2  # times the time of servers with the shares of the replicas
-PARTS = ("first", "plain", "policies", "user", "tokens", "cache", "drafts", "fleet")
+PARTS = ("users", "first", "plain", "policies", "policy-file", "tokens", "cache", "drafts", "fleet")
 MEMORY_TARGET = 1e9  # bytes
-
-
-class Timing(NamedTuple):
-    """The time of one run."""
-
-    seconds: float  # CPU time
-    rate: float  # bare SimPy timeouts/s, measured before and after the run
-    steps: int
-
-    @property
-    def timeouts(self) -> float:
-        """The number of bare timeouts that run in the same time."""
-        return self.seconds * self.rate
 
 
 @dataclass
@@ -125,20 +113,6 @@ class Case:
         return seconds, run.calls
 
 
-def simpy_timeout_rate() -> float:
-    """Return the timeouts per second of a bare SimPy loop."""
-
-    def loop(env: simpy.Environment, count: int) -> Any:
-        for _ in range(count):
-            yield env.timeout(1.0)
-
-    env = simpy.Environment()
-    env.process(loop(env, 200_000))
-    start = time.process_time()
-    env.run()
-    return 200_000 / (time.process_time() - start)
-
-
 def time_cases(*cases: Case) -> list[list[Timing]]:
     """Return the timings of every case. The runs of several cases alternate, so that all have the same machine speed.
 
@@ -153,11 +127,6 @@ def time_cases(*cases: Case) -> list[list[Timing]]:
             results.append(Timing(seconds, (before + after) / 2, steps))
             before = after
     return timings
-
-
-def median_timing(timings: list[Timing]) -> Timing:
-    """Return the timing with the median number of bare timeouts."""
-    return sorted(timings, key=lambda timing: timing.timeouts)[len(timings) // 2]
 
 
 def policy_settings(name: str) -> dict[str, Any]:
@@ -176,26 +145,6 @@ def scaled_trace(trace: Trace, times: int, at_once: bool) -> Trace:
     return Trace(RequestTable(columns), trace.source, trace.format)
 
 
-def judge(value: float, limit: float, unit: str) -> str:
-    """Return the target and whether it was reached."""
-    return "" if limit == math.inf else f"  target {limit:g}{unit}: {'ok' if value <= limit else 'MISSED'}"
-
-
-def target(value: float) -> float:
-    """Return a target of compiled runs; a plain installation has none."""
-    return value if is_compiled() else math.inf
-
-
-def print_row(label: str, timing: Timing, seconds: float) -> None:
-    """Print one row of the table."""
-    reference = timing.timeouts / REFERENCE_RATE
-    print(
-        f"{label:<28} {timing.seconds:7.3f} s {timing.steps:>9} steps {timing.timeouts / 1e3:7.0f} k bare timeouts"
-        f" = {reference:6.3f} s at 0.7 M/s{judge(reference, seconds, ' s')}",
-        flush=True,
-    )
-
-
 def time_first(trace: Trace, as_json: bool) -> None:
     """Time the default policy, with many repeats: CPU clocks vary."""
     case = Case("llm-serving, batch 128", trace, policy_settings("llm-serving"), repeats=21)
@@ -208,7 +157,7 @@ def time_first(trace: Trace, as_json: bool) -> None:
     print_row(case.label, timing, TARGET if is_compiled() else PLAIN_TARGET)
     ratio = VIDUR_SECONDS * VIDUR_RATE / timing.timeouts
     print(
-        f"{'Vidur (published, its core)':<28} {VIDUR_SECONDS:7.1f} s  at 0.73 M timeouts/s: {ratio:.0f} times our time"
+        f"{'Vidur (published, its core)':<34} {VIDUR_SECONDS:7.1f} s  at 0.73 M timeouts/s: {ratio:.0f} times our time"
     )
 
 
@@ -243,7 +192,7 @@ def time_ten_times(trace: Trace) -> None:
         if at_once:
             print_row("outputs x 1, all arrive at 0", median_timing(timings[0]), math.inf)
         print_row(label, median_timing(timings[1]), math.inf)
-        print(f"{'':<28} {ratio:7.2f} times the time{judge(ratio, target(TEN_TIMES_TARGET), ' times')}")
+        print(f"{'':<34} {ratio:7.2f} times the time{judge(ratio, target(TEN_TIMES_TARGET), ' times')}")
 
 
 def time_cache(trace: Trace) -> None:
@@ -256,7 +205,7 @@ def time_cache(trace: Trace) -> None:
     print_row("vllm-v1, no prefix cache", median_timing(timings[0]), math.inf)
     print_row("prefix cache, no sharing", median_timing(timings[1]), math.inf)
     ratio = median(cached.timeouts / plain.timeouts for plain, cached in zip(*timings))
-    print(f"{'':<28} {ratio:7.2f} times the time{judge(ratio, target(CACHE_TARGET), ' times')}")
+    print(f"{'':<34} {ratio:7.2f} times the time{judge(ratio, target(CACHE_TARGET), ' times')}")
     if not MOONCAKE.is_file():
         print(f"Mooncake's conversation trace: skipped, {MOONCAKE} does not exist")
         return
@@ -282,7 +231,7 @@ def time_drafts(trace: Trace) -> None:
         timings = time_cases(off, on)
         print_row(label, median_timing(timings[1]), math.inf)
         ratio = median(drafted.timeouts / plain.timeouts for plain, drafted in zip(*timings))
-        print(f"{'':<28} {ratio:7.2f} times the time{judge(ratio, limit, ' times')}")
+        print(f"{'':<34} {ratio:7.2f} times the time{judge(ratio, limit, ' times')}")
 
 
 def time_fleet() -> None:
@@ -318,7 +267,7 @@ def time_fleet() -> None:
         ratio, seconds = median(pair[0].timeouts / pair[1].timeouts for pair in pairs), pairs[0][0].seconds
         limit = target(FLEET_TARGET) if router in ("round-robin", "random") else math.inf
         text = f"{ratio:7.2f} times 16 shares{judge(ratio, limit, '')}"
-        print(f"{f'16 replicas, {router}':<28} {seconds:7.3f} s {text}", flush=True)
+        print(f"{f'16 replicas, {router}':<34} {seconds:7.3f} s {text}", flush=True)
 
 
 def time_million(folder: str, plain: bool) -> None:
@@ -333,33 +282,19 @@ def time_million(folder: str, plain: bool) -> None:
     file, out = Path(folder) / "million.json", Path(folder) / "million"
     file.write_text(json.dumps(scenario), encoding="utf-8")
     command, write = [str(file), "--json"], ["-o", str(out)]
-    print_process("a million requests", *run_process(command, dict(os.environ)), target(MILLION_TARGET))
-    print_process("the same, files written (-o)", *run_process(command + write, dict(os.environ)))
+    print_process("a million requests", command, None, target(MILLION_TARGET))
+    print_process("the same, files written (-o)", command + write)
     if plain:
-        env = {**os.environ, "PYTHONPATH": folder}
-        print_process("the same, -o, plain Python", *run_process(command + write, env))
+        print_process("the same, -o, plain Python", command + write, {**os.environ, "PYTHONPATH": folder})
 
 
-def run_process(arguments: list[str], env: dict[str, str]) -> tuple[Timing, int]:
-    """Return the timing and the peak memory in bytes of one `sim run`, from the start of its process to the end."""
-    before = simpy_timeout_rate()
-    with tempfile.TemporaryFile() as result:
-        child = subprocess.Popen([sys.executable, "-m", "servesim", "run", *arguments], env=env, stdout=result)
-        _, status, usage = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(status)
-        if child.returncode:
-            sys.exit(f"sim run ended with exit code {child.returncode}")
-        result.seek(0)
-        steps = json.load(result)["model_calls"]
-    rate = (before + simpy_timeout_rate()) / 2
-    peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return Timing(usage.ru_utime + usage.ru_stime, rate, steps), peak
-
-
-def print_process(label: str, timing: Timing, peak: int, seconds: float = math.inf) -> None:
-    """Print the row of a process and its peak memory."""
-    print_row(label, timing, seconds)
-    print(f"{'':<28} {peak / 1e9:7.3f} GB peak memory{judge(peak / 1e9, MEMORY_TARGET / 1e9, ' GB')}", flush=True)
+def print_process(
+    label: str, arguments: list[str], env: Optional[dict[str, str]] = None, seconds: float = math.inf
+) -> None:
+    """Print the row of one `sim run` and its peak memory."""
+    done = run_sim(["run", *arguments], env)
+    print_row(label, done.timing._replace(steps=json.loads(done.printed)["model_calls"]), seconds)
+    print(f"{'':<34} {done.memory / 1e9:7.3f} GB peak memory{judge(done.memory / 1e9, MEMORY_TARGET / 1e9, ' GB')}")
 
 
 def main() -> None:
@@ -371,23 +306,29 @@ def main() -> None:
     parser.add_argument("--policies", dest="only", action="store_const", const="policies",
                         help="the same as --only policies")  # fmt: skip
     parser.add_argument("--million", action="store_true", help="also simulate a million requests")
-    parser.add_argument("--json", action="store_true", help="print the first row as JSON: seconds, timeouts/s, steps")
+    parser.add_argument("--quick", action="store_true", help="only the part `users`, with a few requests")
+    parser.add_argument("--json", action="store_true", help="print the rows of `users`, or else the first one, as JSON")
     args = parser.parse_args()
+    if args.quick:
+        time_users(args.trace, True, args.json)
+        return
     if not Path(args.trace).is_file():
         parser.error(f"{args.trace}: no such file; name the 10,000-request trace with --trace")
     trace = load(args.trace)
-    if args.json:
+    if args.json and args.only != "users":
         time_first(trace, True)
         return
     parts = {args.only} if args.only else set(PARTS)
     with tempfile.TemporaryDirectory() as folder:
+        if "users" in parts:
+            time_users(args.trace, False, args.json)
         if "first" in parts:
             time_first(trace, False)
         if "plain" in parts:
             time_plain(args.trace, folder)
         if "policies" in parts:
             time_policies(trace)
-        if "user" in parts:
+        if "policy-file" in parts:
             case = Case("user's policy, interpreted", trace, USER_POLICY, repeats=5)
             print_row(case.label, median_timing(time_cases(case)[0]), target(USER_TARGET))
         if "tokens" in parts:

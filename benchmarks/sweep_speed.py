@@ -1,142 +1,80 @@
-"""Speed of a sweep over 1,000 configurations of the contest workload: python benchmarks/sweep_speed.py
+"""Speed of sweeps: python benchmarks/sweep_speed.py [--configs N ...] [--requests N] [--jobs N] [--json]
 
-Prints the seconds, the runs per second, the CPU time per run, the speed-up of --jobs processes over one process on the
-same runs, and the part of a run's CPU time that the engine takes. Machines differ, so CPU times are also printed for a
-machine that runs 0.7 M bare SimPy timeouts per second.
+Prints for each number of configurations the wall-clock time per configuration of `sim sweep`, its peak memory with its
+worker processes (Linux), the size of its folder and the time of `sim report`. CPU times are for a machine that runs
+0.7 M bare SimPy timeouts per second. Smallest form: --configs 4 --requests 5 --jobs 1
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import tempfile
-import time
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from servesim.report.sweep_page import write_report
-from servesim.runs.build import build_simulation, copy_requests
-from servesim.study.executor import Executor, Serial, process_pool
-from servesim.study.experiment import Experiment
-from servesim.study.ranking import Summary
-from servesim.study.single_run import Task, run_context
-from servesim.study.study_keys import SweepFile
-from servesim.study.sweep import sweep
-from servesim.study.sweep_file import build_experiment
-from servesim.study.table import write_summary
-from servesim.traces.trace import gc_disabled
-from speed import simpy_timeout_rate
+from timing import run_sim
 
-BASE = {
-    "workload": {"contest": {"X": 5, "T": 300}},
-    "policy": {"name": "llm-serving", "decode_batch": 16},
-    "profile": "ascend910b4-llama2-7b",
-    "engine": {
-        "num_blocks": 200, "block_size": 16, "max_model_len": 4096, "prefill_buckets": [520],
-        "front_end": {"lag": 7, "end_lag": True},
-    },
-}  # fmt: skip
-PARAMS = {
-    "policy.decode_batch": [8, 16, 24, 32, 48, 64],
-    "policy.prefill_batch": [1, 2, 4, 8],
-    "policy.delay_variant": ["queue"],
-    "policy.delay_factor": [0, 0.5, 1],
-    "policy.order": ["arrival", "longest-output", "shortest-output"],
-    "policy.preempted_to": ["front", "swapped"],
-    "policy.victim": ["shortest", "newest", "oldest"],
+SETTINGS = {
+    "policy.max_num_seqs": [4, 8, 12, 16, 24, 32, 48, 64, 96, 128],
+    "policy.max_num_batched_tokens": [128, 256, 384, 512, 768, 1024, 2048, 4096, 6144, 8192],
+    "policy.long_prefill_token_threshold": [32, 64, 96, 128, 192, 256, 384, 512, 768, 1024],
+    "engine.num_blocks": [400, 500, 600, 700, 800, 1000, 1200, 1600, 3200, 6400],
 }
+
+
+def sweep_keys(configs: int, requests: int) -> dict[str, Any]:
+    """Return a sweep of vllm-v1 with a number of configurations: a product of at most four numbers up to ten."""
+    params, left = {}, configs
+    for key, values in SETTINGS.items():
+        params[key] = values[: min(len(values), left)]
+        left = -(-left // len(values))
+    lengths = {"kind": "lognormal", "prompt": {"mean": 300, "sd": 300}, "output": {"mean": 150, "sd": 100}}
+    base = {
+        "workload": {"requests": requests, "arrivals": {"kind": "poisson", "rate": 20}, "lengths": lengths},
+        "policy": {"name": "vllm-v1"}, "profile": {"model": "llama-3.1-8b", "device": "H100"},
+        "engine": {"num_blocks": 6400, "max_model_len": 4096},
+    }  # fmt: skip
+    return {"base": base, "params": params, "objectives": ["mean_e2el_ms", "mean_ttft_ms", "mean_tpot_ms"]}
+
+
+def time_sweep(configs: int, requests: int, jobs: int) -> dict[str, Any]:
+    """Run one sweep and its report again; return the figures of both."""
+    with tempfile.TemporaryDirectory() as folder:
+        file, out = Path(folder, "sweep.json"), Path(folder, "out")
+        file.write_text(json.dumps(sweep_keys(configs, requests)), encoding="utf-8")
+        sweep = run_sim(["sweep", str(file), "-o", str(out), "--jobs", str(jobs), "--quiet"])
+        runs = sum(1 for _ in (out / "runs.jsonl").open(encoding="utf-8"))
+        report = run_sim(["report", str(out)])
+        return {
+            "configurations": configs, "requests": requests, "jobs": jobs, "runs": runs,
+            "wall_ms": 1e3 * sweep.wall / runs, "cpu_ms": 1e3 * sweep.timing.reference / runs,
+            "peak_mb": sweep.memory / 1e6, "folder_mb": sum(path.stat().st_size for path in out.rglob("*")) / 1e6,
+            "report_s": report.timing.reference, "report_wall_s": report.wall, "report_mb": report.memory / 1e6,
+        }  # fmt: skip
+
+
+def describe(row: dict[str, Any]) -> str:
+    """Return the figures of a sweep as text."""
+    return (
+        f"{row['configurations']} configurations of {row['requests']} requests, {row['jobs']} processes: per "
+        f"configuration {row['wall_ms']:.1f} ms, {row['cpu_ms']:.1f} ms of CPU time at 0.7 M/s; peak memory "
+        f"{row['peak_mb']:.0f} MB, folder {row['folder_mb']:.1f} MB; report {row['report_wall_s']:.1f} s, "
+        f"{row['report_s']:.1f} s of CPU time at 0.7 M/s, {row['report_mb']:.0f} MB"
+    )
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--configs", type=int, default=1000)
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--sample", type=int, default=60, help="runs for the speed-up measurement (default 60)")
-    parser.add_argument("--times", type=int, default=7, help="repeats of the speed-up measurement (default 7)")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--configs", type=int, nargs="+", default=[1_000, 10_000], metavar="N")
+    parser.add_argument("--requests", type=int, default=200, metavar="N", help="of each run (default 200)")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="worker processes (default 2)")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON per sweep")
     args = parser.parse_args()
-    file = SweepFile.model_validate({"params": PARAMS, "samples": args.configs - 1, "objectives": ["makespan"]})
-    experiment = build_experiment(file, BASE, "speed")
-    with tempfile.TemporaryDirectory() as folder:
-        time_sweep(experiment, Path(folder), args.jobs)
-    measure_scaling(experiment, args.sample, args.jobs, args.times)
-
-
-def time_sweep(experiment: Experiment, folder: Path, jobs: int) -> None:
-    """Time a whole sweep, from the start of its processes to the written report."""
-    pool, rate_before = process_pool(jobs), simpy_timeout_rate()
-    start, before = time.perf_counter(), os.times()
-    records = sweep(experiment, folder, pool)
-    pool.close()
-    run_seconds = time.perf_counter() - start
-    summary = Summary(experiment, records)
-    write_summary(summary, folder)
-    write_report(summary, folder / "report.html")
-    wall, after = time.perf_counter() - start, os.times()
-    cpu = sum(after[:4]) - sum(before[:4])
-    rate = len(records) / run_seconds
-    print(f"{len(records)} runs of 1,500 requests on {jobs} processes: {wall:.1f} s ({rate:.1f} runs/s)")
-    report = wall - run_seconds
-    print(f"  CPU time {cpu:.1f} s; summary and report {report:.1f} s; load average {os.getloadavg()[0]:.1f}")
-    per_run, speed = 1e3 * cpu / len(records), (rate_before + simpy_timeout_rate()) / 2
-    print(f"  {per_run:.1f} ms of CPU time per run; bare SimPy: {speed / 1e6:.2f} M timeouts/s; at 0.7 M timeouts/s: "
-          f"{at_reference(per_run, speed):.1f} ms per run, {at_reference(wall, speed):.1f} s in total")  # fmt: skip
-    parent = after.user + after.system - before.user - before.system
-    print(f"  CPU time of the parent process: {parent:.1f} s ({100 * parent / cpu:.1f} %)")
-
-
-def at_reference(value: float, rate: float) -> float:
-    """Return a time as on a machine with 0.7 M bare SimPy timeouts per second."""
-    return value * rate / 0.7e6
-
-
-def measure_scaling(experiment: Experiment, count: int, jobs: int, times: int) -> None:
-    """Time the same runs on one warm worker and on several, alternating; print the speed-up and the overhead."""
-    step = max(1, len(experiment.configs) // count)
-    tasks = [experiment.task(config, 0) for config in range(0, len(experiment.configs), step)][:count]
-    print_parts(experiment.context, tasks)
-    pools = [(process_pool(n), n) for n in (1, jobs)]
-    for pool, workers in pools:
-        list(pool.run(experiment.context, tasks[: 2 * workers]))
-    (one, _), (many, _) = pools
-    context = experiment.context
-    pairs = sorted((time_pool(one, context, tasks), time_pool(many, context, tasks)) for _ in range(times))
-    for pool, _ in pools:
-        pool.close()
-    speedups = sorted(one / several for one, several in pairs)
-    one, several = (sorted(column)[times // 2] for column in zip(*pairs))
-    print(f"{len(tasks)} runs, {times} repeats: {one:.2f} s on 1 process, {several:.2f} s on {jobs} (medians): "
-          f"speed-up {speedups[times // 2]:.2f}, from {speedups[0]:.2f} to {speedups[-1]:.2f}")  # fmt: skip
-
-
-def print_parts(setup: str, tasks: Sequence[Task]) -> None:
-    """Print the CPU time of a run in a warm worker, and of its engine loop alone."""
-    context, total, engine = run_context(setup), 0.0, 0.0
-    list(Serial().run(setup, tasks[:2]))
-    rate = simpy_timeout_rate()
-    for task in tasks:
-        start = time.process_time()
-        json.dumps(context.run(task))
-        total += time.process_time() - start
-        scenario = context.scenario(task)
-        requests, profile = copy_requests(context.trace(scenario, task).requests), context.profile(scenario)
-        loop, _ = build_simulation(scenario, requests, (), True, profile)
-        with gc_disabled():
-            start = time.process_time()
-            loop.run()
-            engine += time.process_time() - start
-    rate = (rate + simpy_timeout_rate()) / 2
-    run_ms, engine_ms = (at_reference(1e3 * seconds / len(tasks), rate) for seconds in (total, engine))
-    print(f"a run in a warm worker at 0.7 M timeouts/s: {run_ms:.1f} ms of CPU time, {engine_ms:.1f} ms in the engine: "
-          f"factor {run_ms / engine_ms:.2f}, {run_ms - engine_ms:.1f} ms outside")  # fmt: skip
-
-
-def time_pool(pool: Executor, setup: str, tasks: Sequence[Task]) -> float:
-    """Return the wall-clock seconds of the tasks on a warm pool."""
-    start = time.perf_counter()
-    list(pool.run(setup, tasks))
-    return time.perf_counter() - start
+    for configs in args.configs:
+        row = time_sweep(configs, args.requests, args.jobs)
+        print(json.dumps(row) if args.json else describe(row), flush=True)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Optional
 
 from servesim.core import BadInput, PolicyError, Stuck
 from servesim.core.errors import EXTRAS, MAX_MESSAGE, DeviceFailed, WorkerLost, cut_middle, missing_package
-from servesim.files.terminal import fill, paint, screen_of, two_columns
+from servesim.files.terminal import fill, paint, printable_output, screen_of, two_columns
 
 from .version import describe
 
@@ -116,6 +116,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command; bad input is one line on standard error and exit code 2, never a traceback."""
     open_closed_streams()
     set_ascii_fallback()
+    with printable_output():
+        return run_words(argv)
+
+
+def run_words(argv: Optional[Sequence[str]]) -> int:
+    """Run the words of a command line, as `main`."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]

@@ -1,17 +1,20 @@
-"""Common parts of the tests: the folders of the recordings and of the large data, and no process left by a test."""
+"""Common parts of the tests: the folders of the recordings and of the large data, and nothing left by a test."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Union
 
 import pytest
 from hypothesis import HealthCheck, settings
 from servesim.core import BadInput
+
+from .warm import folder
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPECTED = ROOT / "tests" / "expected"  # texts; `pytest --renew` writes them again
@@ -29,10 +32,19 @@ os.environ.update([RUN_MARK.split("=")])
 def kill_processes_of(test: str) -> None:
     """Kill every process that the body of a test started in this run, also one whose parent has ended."""
     marks = {RUN_MARK.encode(), f"PYTEST_CURRENT_TEST={test} (call)".encode()}  # pytest sets the second
-    for folder in Path("/proc").glob("[0-9]*"):
+    for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # ended, or of another user
-            if marks <= set((folder / "environ").read_bytes().split(b"\0")):
-                os.kill(int(folder.name), signal.SIGKILL)
+            if marks <= set((process / "environ").read_bytes().split(b"\0")):
+                os.kill(int(process.name), signal.SIGKILL)
+
+
+def seeds(quick: int, total: int, *known: int) -> list[Any]:
+    """Return the numbers of random examples as parameters of a test.
+
+    Those after the first `quick` ones are slow, except the known ones, which find a fault that the first ones miss.
+    """
+    slow = {*range(quick, total)} - {*known}
+    return [pytest.param(number, marks=pytest.mark.slow if number in slow else ()) for number in range(total)]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,6 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Neither fails because an example is slow: other processes may use the CPU.
     """
+    folder()
     search = bool(config.getoption("--search"))
     settings.register_profile("tests", derandomize=not search, deadline=None, suppress_health_check=list(HealthCheck))
     settings.load_profile("tests")
@@ -63,14 +76,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         test._hypothesis_internal_use_settings = settings(usual, max_examples=factor * usual.max_examples)
 
 
+def limits() -> list[tuple[int, int]]:
+    """Return the limits of memory and of file sizes of this process."""
+    return [resource.getrlimit(kind) for kind in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE)]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Leave no process behind a test that fails or times out: a server would keep its port and the CPU."""
+    """Leave nothing behind: no process of a test that fails, which would keep its port and the CPU, and no limit."""
+    before = limits()
     try:
-        return (yield)
+        result = yield
+        assert limits() == before, "the test has changed the limits of this process for all tests after it"
+        return result
     except BaseException:
         kill_processes_of(item.nodeid)
         raise
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print a line for each test that needed a second try: such a test is a fault."""
+    for report in terminalreporter.getreports("rerun"):
+        terminalreporter.line(f"to repair, it needed another try: {report.nodeid}")
 
 
 @pytest.fixture
@@ -96,6 +123,15 @@ def expected_errors(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[
         assert "".join(found) == file.read_text(encoding="utf-8")
 
     return check
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Headless Chromium, one for all tests."""
+    from .browsers import open_browser
+
+    with open_browser() as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

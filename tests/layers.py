@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Union
 
 PACKAGES = {  # folder of the checkout -> package
     "sim": "servesim", "policies": "servesim.policies", "routers": "servesim.routers",
     "calibrate": "servesim.calibrate", "traces": "servesim.traces",
 }  # fmt: skip
 Graph = Mapping[str, set[str]]
+Import = Union[ast.Import, ast.ImportFrom]
 
 
 def modules(root: Path) -> dict[str, Path]:
@@ -24,33 +26,41 @@ def modules(root: Path) -> dict[str, Path]:
     return result
 
 
-@cache  # most tests read the whole library
 def imported_names(name: str, path: Path, eager: bool = False) -> tuple[str, ...]:
     """Return the absolute names that a module imports; `eager`: only the imports that run when it is loaded."""
+    return imports_of(name, path)[eager]
+
+
+@cache  # most tests read the whole library
+def imports_of(name: str, path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names that a module imports at any time, and when it is loaded."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    skipped = set(lazy_nodes(tree)) if eager else set()
     names: list[str] = []
-    for node in ast.walk(tree):
-        if node in skipped:
-            continue
+    eager: list[str] = []
+    for node, is_lazy in imports_in(ast.parse(path.read_text(encoding="utf-8")).body):
         if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+            found = [alias.name for alias in node.names]
+        else:
             parents = package.split(".")
             parents_above = parents[: len(parents) - node.level + 1] if node.level else []
             module = ".".join([*parents_above, *([node.module] if node.module else [])])
-            names += [module, *(f"{module}.{alias.name}" for alias in node.names)]
-    return tuple(names)
+            found = [module, *(f"{module}.{alias.name}" for alias in node.names)]
+        names += found
+        eager += [] if is_lazy else found
+    return tuple(names), tuple(eager)
 
 
-def lazy_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes that do not run when a module is loaded: function bodies and TYPE_CHECKING blocks."""
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or (
-            isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        ):
-            yield from (inner for statement in node.body for inner in ast.walk(statement))
+def imports_in(
+    nodes: Sequence[ast.AST], is_lazy: bool = False
+) -> Iterator[tuple[Union[ast.Import, ast.ImportFrom], bool]]:
+    """Yield imports, with True for those in function bodies and TYPE_CHECKING blocks: they do not run at the start."""
+    for node in nodes:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield node, is_lazy
+        is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        is_later = is_function or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+        for part in ("body", "orelse", "handlers", "finalbody", "cases"):  # expressions hold no imports
+            yield from imports_in(getattr(node, part, ()), is_lazy or (is_later and part == "body"))
 
 
 def graph(root: Path, eager: bool = False) -> dict[str, set[str]]:

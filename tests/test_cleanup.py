@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,27 +12,32 @@ import pytest
 from .conftest import ROOT
 
 HANGING_TEST = """
+import signal
 import subprocess
-import time
 
 import pytest
 
-@pytest.mark.timeout(2)
+@pytest.mark.timeout(7200)
 def test_hangs():
-    command = "(sleep 600 & echo $! > grandchild); sleep 600 & echo $! > child; wait"
-    subprocess.Popen(["bash", "-c", command], start_new_session=True)
-    time.sleep(600)
+    command = "(sleep 6000 & echo $! > grandchild); sleep 6000 & echo $! > child; echo; wait"
+    process = subprocess.Popen(["bash", "-c", command], start_new_session=True, stdout=subprocess.PIPE)
+    process.stdout.readline()
+    signal.raise_signal(signal.SIGALRM)  # the time is over
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 def test_processes_of_a_test_that_times_out_are_killed(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text(encoding="utf-8"))
-    (tmp_path / "test_hanging.py").write_text(HANGING_TEST)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "test_hanging.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert "Timeout (>2" in done.stdout
+    folder = tmp_path / "tests"
+    folder.mkdir()
+    for name in ("conftest.py", "warm.py"):
+        shutil.copy(ROOT / "tests" / name, folder)
+    (folder / "test_hanging.py").write_text(HANGING_TEST)
+    options = ["-p", "no:cacheprovider", "-q", "--import-mode=importlib", "--rootdir", tmp_path]
+    command = [sys.executable, "-m", "pytest", *options, "tests/test_hanging.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "Timeout (>7200" in done.stdout
     for name in ("child", "grandchild"):
         assert not running(int((tmp_path / name).read_text()))
 

@@ -72,9 +72,33 @@ def test_make_demo_compiles_if_it_can_and_ends_with_the_next_command(tmp_path: P
 
 
 @pytest.mark.slow
-def test_without_a_c_compiler_the_wheel_is_plain_python(tree: Path) -> None:
+def test_without_a_c_compiler_the_wheel_is_plain_python_and_runs_in_an_empty_environment(
+    tree: Path, tmp_path: Path
+) -> None:
+    """Empty but for the libraries that servesim needs, which are those of the tests."""
     assert build(tree, CC="no-such-compiler").returncode == 0
     assert plain_note(tree) == "no C compiler found"
+    venv.create(tmp_path, with_pip=False)
+    [packages] = (tmp_path / "lib").glob("python*/site-packages")
+    (packages / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    [wheel] = (tree / "dist").iterdir()
+    programs = {**os.environ, "PATH": str(tmp_path / "bin")}  # so that no compiler is found
+    programs.pop("PYTHONPATH", None)
+    install = [tmp_path / "bin" / "python", "-m", "pip", "install", "-q", "--no-deps", "--ignore-installed", wheel]
+    subprocess.run(install, cwd=tmp_path, env=programs, check=True, timeout=600)
+    run = "run --preset contest-baseline -X 5 --quiet"
+    for words, printed in ("--version", "(plain Python: no C compiler found)"), (run, "Successful requests"):
+        command = ["sim", *words.split()]
+        done = subprocess.run(command, cwd=tmp_path, env=programs, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0 and printed in done.stdout, done.stderr
+
+
+def test_missing_python_headers_are_the_reason_not_to_compile() -> None:
+    code = "import runpy, setuptools, sysconfig; sysconfig.get_path = lambda name: '/'; runpy.run_path('setup.py')"
+    environment = {**os.environ, "SERVESIM_COMPILE": "1", "SERVESIM_PURE": "", "CC": sys.executable}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    reason = "the Python headers are missing: apt install python3-dev"
+    assert done.stderr == f"SERVESIM_COMPILE is set, but servesim cannot be compiled: {reason}\n"
 
 
 @pytest.mark.slow
@@ -138,6 +162,17 @@ def test_make_installs_tested_versions_or_says_that_it_does_not(
     assert [text[: len(line)] for text in done.stdout.splitlines() if "not tested" in text] == ([line] if line else [])
 
 
+def test_make_names_a_missing_venv_in_one_line(tmp_path: Path) -> None:
+    """Debian has it in a package of its own."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\ncase "$2" in *venv*) exit 1 ;; esac\n')
+    python.chmod(0o755)
+    command = ["/bin/bash", str(ROOT / "tools" / "install.sh"), str(python), str(tmp_path / "new"), "numpy"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == f"{python} has no venv: apt install python3-venv\n"
+
+
 def test_the_workflow_builds_a_compiled_wheel_for_every_tested_python() -> None:
     project, workflow = (ROOT / "pyproject.toml").read_text("utf-8"), ROOT / ".github" / "workflows" / "wheels.yml"
     section = project.partition("[tool.cibuildwheel]")[2]
@@ -146,6 +181,13 @@ def test_the_workflow_builds_a_compiled_wheel_for_every_tested_python() -> None:
     assert 'SERVESIM_COMPILE = "1"' in section and "is_compiled()" in section
     machines = yaml.safe_load(workflow.read_text("utf-8"))["jobs"]["compiled"]["strategy"]["matrix"]["os"]
     assert {name.partition("-")[0] for name in machines} == {"ubuntu", "macos"} and "ubuntu-24.04-arm" in machines
+
+
+def test_the_modules_that_are_compiled_for_speed_exist() -> None:
+    """setup.py would silently compile a renamed one like a module that is rarely used."""
+    [names] = re.findall(r"^OFTEN_CALLED = \((.*?)\)", (ROOT / "setup.py").read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    paths = {path.relative_to(ROOT).as_posix().removeprefix("sim/") for path in modules(ROOT).values()}
+    assert {f"{name}.py" for name in re.findall(r'"(.+?)"', names)} <= paths
 
 
 def test_this_installation_is_compiled_if_the_tests_ask_for_it() -> None:
@@ -157,6 +199,12 @@ def test_version_names_the_installation(capsys: pytest.CaptureFixture[str]) -> N
         main(["--version"])
     kind = "compiled" if version.is_compiled() else "plain Python"
     assert capsys.readouterr().out.startswith(f"servesim 0.4.0 ({kind}")
+
+
+def test_the_installed_command_starts() -> None:
+    """Other tests run the function of the command."""
+    command = [Path(sys.executable).parent / "sim", "--version"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"{version.describe()}\n"
 
 
 def test_version_of_a_plain_installation_has_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,7 @@ from proof_table import (
     target_rows,
 )
 from run_doc_examples import ROOT, pages
+from speed_table import speed_sentence
 
 SECTION = re.compile(r"(<!-- generated: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 WITH_TABLE = ("vllm-v1", "sglang", "mindie", "llm-serving")  # policies whose fields docs/policy-settings.md has
@@ -300,6 +301,9 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "proof-notes": lambda: table(NOTE_HEAD, note_rows()),
     "proof-runs": lambda: table(SINGLE_HEAD, single_rows()),
     "speed": benchmark_table("speed", "`tools/speed_table.py`"),
+    "speed-users": benchmark_table("speed_users", "`tools/speed_table.py`"),
+    "speed-sweeps": benchmark_table("speed_sweeps", "`tools/speed_table.py`"),
+    "speed-sentence": speed_sentence,
 }
 
 

@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DISPLAY_ONLY = ("text", "mermaid", "yaml", "json", "csv", "html")
 FENCE = re.compile(r"^( *)```(\S*) *(\S*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 PORT = re.compile(r"--port[ =](\d{4,5})\b")
+PROGRAMS = [Path(sys.executable).parent]  # folders that are first in PATH
 BLOCK_TIMEOUT_S = 1500  # for a busy machine; an idle one needs 30 s at most
 
 
@@ -92,7 +93,7 @@ def parse_console(text: str) -> list[ConsoleCommand]:
 
 def environment() -> dict[str, str]:
     """Return the environment of the examples: programs of this interpreter first, no terminal, no colours."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    path = os.pathsep.join([*map(str, PROGRAMS), os.environ.get("PATH", "")])
     return {**os.environ, "PATH": path, "COLUMNS": "120", "MPLBACKEND": "Agg", "NO_COLOR": "1"}
 
 

@@ -23,7 +23,7 @@ create() {  # create 3.11 3.12: an empty environment with the first of these Pyt
 
 install() {  # install PACKAGE...
     echo "installing $*"
-    $venv/bin/pip install --quiet --disable-pip-version-check "$@" || remove_and_skip "pip cannot install $*"
+    $venv/bin/pip install --quiet --disable-pip-version-check --no-compile "$@" || remove_and_skip "pip cannot install $*"
 }
 
 try() {  # try STATEMENT: run Python in the environment, in an empty folder: importing some packages writes files

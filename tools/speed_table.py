@@ -1,4 +1,6 @@
-"""Write the table of docs/speed.md: python tools/speed_table.py runs benchmarks/speed.py, writes results/speed.md.
+"""Measure the tables of docs/speed.md and the sentence of README: python tools/speed_table.py [users] [sweeps] [others]
+
+It runs benchmarks/speed.py and sweep_speed.py, writes benchmarks/results/speed*.csv and fills the pages.
 
 The times of other simulators are not measured here: they are CPU seconds for the same file on one Neoverse-N1 core.
 A bare SimPy loop runs 0.73 M timeouts/s there. Our time is measured here and scaled by the rate of the same loop.
@@ -6,49 +8,75 @@ A bare SimPy loop runs 0.73 M timeouts/s there. Our time is measured here and sc
 
 from __future__ import annotations
 
+import csv
+import json
 import platform
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from datetime import date
+from typing import Any
 
 import servesim
-from generate_tables import table
 from run_doc_examples import ROOT
 from servesim.version import is_compiled
 
-REFERENCE_RATE = 0.73e6  # SimPy timeouts/s on the core of the other simulators' times
+RESULTS = ROOT / "benchmarks" / "results"
+REFERENCE_RATE = 0.7e6  # SimPy timeouts/s of the core that users' rows are for
+OTHERS_RATE = 0.73e6  # of the core of the other simulators' times
 OTHER_SECONDS = {"Vidur": 20.5, "DistServe-sim": 11.8, "BLIS (Go)": 9.3, "sched-sim": 7.7, "AISimulate (Rust)": 1.5}
 REPEATS = 3
-WORKLOAD_NOTE = (
-    "10,000 requests: Poisson arrivals at 8.2 requests/s, lognormal lengths with means of 265 prompt tokens and 255 "
-    "output tokens. servesim runs the policy `llm-serving` with a batch of at most 128 requests and a linear cost "
-    "model. Times include per-request results and exclude the import:"
-)
-OTHERS_NOTE = (
-    "The other times were given to us with the request file, measured on that core. Versions and settings of these "
-    "simulators were not given, and we did not repeat the measurements."
-)
 
 
-def measure() -> tuple[float, float]:
-    """Return our CPU seconds and the rate of the bare loop, from the run with the highest rate (least disturbed)."""
-    runs = []
-    for _ in range(REPEATS):
-        done = subprocess.run(
-            [sys.executable, "benchmarks/speed.py", "--only", "first"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        rate = re.search(r"bare SimPy: ([\d.]+) M timeouts/s", done.stdout)
-        seconds = re.search(r"batch 128 +([\d.]+) s", done.stdout)
-        assert rate is not None
-        assert seconds is not None, done.stdout
-        runs.append((float(seconds[1]), float(rate[1]) * 1e6))
-    return max(runs, key=lambda pair: pair[1])
+def benchmark(script: str, *words: str) -> list[Any]:
+    """Run a benchmark; return the lines of JSON that it prints."""
+    command = [sys.executable, f"benchmarks/{script}.py", *words, "--json"]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def measure_users() -> None:
+    """Write the rows of what users run."""
+    write_users(benchmark("speed", "--only", "users"))
+
+
+def write_users(rows: Iterable[Any]) -> None:
+    """Write rows of `speed.py --only users --json`."""
+    cells = []
+    for label, (seconds, rate, calls), _, ratio in rows:
+        text = f"{seconds * rate / REFERENCE_RATE:.2g}" + (f" (× {ratio:.1f})" if ratio else "")
+        cells.append([label, f"{calls:,}" if calls else "", text, f"{seconds * rate / calls:.1f}" if calls else ""])
+    write("speed_users", ("what", "model calls", "CPU seconds", "bare timeouts per call"), cells, measured())
+
+
+def measure_sweeps() -> None:
+    """Write the rows of sweeps."""
+    cells = [
+        (f"{row['configurations']:,}", *(f"{row[key]:.1f}" for key in ("wall_ms", "cpu_ms")),
+         f"{row['peak_mb']:.0f} MB", f"{row['folder_mb']:.1f} MB", f"{row['report_wall_s']:.1f} s")
+        for row in benchmark("sweep_speed")
+    ]  # fmt: skip
+    head = ("configurations", "ms per configuration", "ms of CPU time", "peak memory", "folder", "`sim report`")
+    write("speed_sweeps", head, cells)
+
+
+def measure_others() -> None:
+    """Write our time beside those of other simulators, from the run with the highest rate (least disturbed)."""
+    runs = [benchmark("speed", "--only", "first")[0] for _ in range(REPEATS)]
+    seconds, rate, _ = max(runs, key=lambda run: float(run[1]))
+    scaled = seconds * rate / OTHERS_RATE
+    kind = "compiled" if is_compiled() else "plain Python"
+    rows = [[f"**servesim {servesim.__version__}, {kind}** (scaled)", f"**{scaled:.2f}**", ""]]
+    rows += [[name, f"{other:g}", f"{other / scaled:.0f}"] for name, other in OTHER_SECONDS.items()]
+    note = f"{seconds:.2f} s × {rate / 1e6:.2f} / 0.73: million bare timeouts/s here and on that core."
+    write("speed", ("simulator", "CPU seconds on one Neoverse-N1 core", "time / servesim's time"), rows, note)
+
+
+def measured() -> str:
+    """Return when and where it was measured."""
+    return f"Measured on {date.today()} (Python {platform.python_version()}, {processor()})."
 
 
 def processor() -> str:
@@ -60,23 +88,43 @@ def processor() -> str:
     return found or platform.processor() or platform.machine()
 
 
-def main() -> None:
-    """Measure servesim and write the table."""
-    seconds, rate = measure()
-    scaled = seconds * rate / REFERENCE_RATE
-    kind = "compiled" if is_compiled() else "plain Python"
-    rows = [[f"**servesim {servesim.__version__}, {kind}** (scaled, see below)", f"**{scaled:.2f}**", ""]]
-    rows += [[name, f"{other:g}", f"{other / scaled:.0f}"] for name, other in OTHER_SECONDS.items()]
-    source = (
-        f"servesim: {seconds:.2f} s, measured by `benchmarks/speed.py` on {date.today()} (Python "
-        f"{platform.python_version()}, {processor()}). To compare the two CPUs, a small SimPy loop ran on both: "
-        f"{rate / 1e6:.2f} million events/s on ours, 0.73 million events/s on the Neoverse-N1 (given to us). The table "
-        f"therefore shows {seconds:.2f} s × {rate / 1e6:.2f} / 0.73 = {scaled:.2f} s."
+def write(name: str, head: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> None:
+    """Write a table of results, with a note."""
+    with (RESULTS / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
+        file.write(f"# {note}\n" if note else "")
+        csv.writer(file, lineterminator="\n").writerows([head, *rows])
+
+
+def speed_sentence() -> str:
+    """Return the sentence of README, from the stored results."""
+    seconds = {row["what"]: row["CPU seconds"] for row in read("speed_users")}
+    sweep = "".join(
+        f", and a sweep {row['ms of CPU time']} ms per configuration of 200 requests"
+        for row in read("speed_sweeps")[:1]
     )
-    text = table(("simulator", "CPU seconds on one Neoverse-N1 core", "time / servesim's time"), rows)
-    path = ROOT / "benchmarks" / "results" / "speed.md"
-    path.write_text(f"{WORKLOAD_NOTE}\n\n{text}\n{source}\n{OTHERS_NOTE}\n", encoding="utf-8")
-    print(text, source)
+    return (
+        f"It is fast: 10,000 requests take {seconds['vllm-v1, llama-3.1-8b on H100']} s with the scheduler of vLLM, "
+        f"Llama 3.1 8B and H100, {seconds['vllm-v1, h200-llama2-7b']} s with the bundled H200 profile, "
+        f"{seconds['vllm-v1, gpt-oss-20b on H100']} s for gpt-oss-20b{sweep}: CPU time of a core that runs "
+        "0.7 million bare SimPy timeouts per second ([fleets, reports and other simulators](docs/speed.md)).\n"
+    )
+
+
+def read(name: str) -> list[dict[str, str]]:
+    """Return the rows of stored results; none if they were not measured yet."""
+    path = RESULTS / f"{name}.csv"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+
+
+PARTS = {"users": measure_users, "sweeps": measure_sweeps, "others": measure_others}
+
+
+def main() -> None:
+    """Measure the parts, and fill README and docs/speed.md."""
+    for name in sys.argv[1:] or PARTS:
+        PARTS[name]()
+    subprocess.run([sys.executable, "tools/generate_tables.py"], cwd=ROOT, check=True)
 
 
 if __name__ == "__main__":

@@ -14,13 +14,16 @@ from dataclasses import dataclass
 from typing import Any, Literal, Optional
 
 from servesim.calibrate.device.worker_client import START_TIMEOUT_S, Worker, WorkerFailed
-from servesim.config.user_code import find_file, names_file
+from servesim.config.layers import texts_in
+from servesim.config.registry import ENGINE
+from servesim.config.user_code import find_file, names_file, require_access
 from servesim.core import Chunk, Plan, Policy, PolicyError, Preemption, Request, View
 from servesim.engine.step import Verified
 
 from .rules import InstalledRules
 
 ENGINES = {"vllm": "vLLM"}
+PLAIN_FLAGS = ("scheduling_policy",)  # texts that name no code
 WORKERS: dict[tuple[int, str], Worker] = {}  # by process and engine: a forked process starts its own
 SETTINGS: dict[tuple[Optional[str], str], dict[str, Any]] = {}  # what the engine said, by its interpreter and its flags
 
@@ -52,8 +55,10 @@ class EnginePolicy(Policy):
         return SETTINGS[key]
 
     def all_flags(self) -> dict[str, Any]:
-        """Return the flags of the engine. A scheduler in a file needs the permission to run that file."""
+        """Return the flags of the engine, which need the permission to run code: any of their texts may name some."""
         flags, name = dict(self.flags), self.scheduler_cls
+        named = {key: value for key, value in flags.items() if key not in PLAIN_FLAGS}
+        require_access(ENGINE, [ENGINE, *texts_in([named, name]).values()])
         if name is not None:
             path, _, attribute = name.rpartition(":")
             flags["scheduler_cls"] = f"{find_file(path, name)}:{attribute}" if names_file(name) else name

@@ -47,9 +47,8 @@ def register(commands: Any) -> None:
 
 def run_compare(args: argparse.Namespace) -> int:
     """Compare and print."""
-    from servesim.files.terminal import screen_of
+    from servesim.config.user_code import use_access
     from servesim.statistics.objective import parse_objective
-    from servesim.study.compare import Compared, compare
     from servesim.study.compared_runs import load_runs
     from servesim.study.executor import open_executor
 
@@ -59,7 +58,17 @@ def run_compare(args: argparse.Namespace) -> int:
     check_replications(args.replications, "--replications")
     with open_executor(args.executor, args.jobs, args.replications + draws) as executor:
         a, b = load_runs((args.a, args.b), args.set, args.replications, executor, draws, percentiles)
-    if draws:
+    with use_access(None):  # all runs have ended, and a stored one may name any code
+        show_comparison(args, a, b, named)
+    return 0
+
+
+def show_comparison(args: argparse.Namespace, a: ComparedRuns, b: ComparedRuns, named: Sequence[Objective]) -> None:
+    """Print the comparison, and write the report."""
+    from servesim.files.terminal import screen_of
+    from servesim.study.compare import Compared, compare
+
+    if args.intervals:
         note_uncertainty(args, [profile for runs in (a, b) if runs.simulated for profile in runs.profiles])
     differences = compare(a, b, metrics_of(named, args, a, b), args.confidence)
     compared = Compared(a, b, differences, args.confidence)
@@ -70,7 +79,6 @@ def run_compare(args: argparse.Namespace) -> int:
         path = Path(args.output) / "report.html"
         write_compare_report(a, b, differences, path)
         print(f"report: {path}", file=sys.stderr if args.json else sys.stdout)
-    return 0
 
 
 def metrics_of(

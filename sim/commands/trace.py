@@ -210,12 +210,13 @@ def _edit(args: argparse.Namespace, trace: Trace) -> Trace:
 
 
 def _write(args: argparse.Namespace, trace: Trace) -> None:
+    from servesim.files.terminal import raw_stream
     from servesim.traces.export import export, to_text
 
     to_file = args.output not in (None, "-")
     if not to_file:
         text, notes = to_text(trace, args.to)
-        sys.stdout.write(text)
+        (sys.stdout if sys.stdout.isatty() else raw_stream(sys.stdout)).write(text)
     else:
         notes = export(trace, args.output, args.to)
         print_note(args, f"{args.output}: {len(trace)} requests")

@@ -168,6 +168,17 @@ def value_at(tree: Any, key: str) -> Any:
     return tree
 
 
+def texts_in(tree: Any, key: str = "") -> dict[str, str]:
+    """Return all texts of a tree by their keys, such as `cluster.pools.0.policy.name`."""
+    tree = as_section(key.rpartition(".")[2], tree)
+    if isinstance(tree, str):
+        return {key: tree}
+    items = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, (list, tuple)) else ()
+    return {
+        place: text for name, value in items for place, text in texts_in(value, f"{key}.{name}".lstrip(".")).items()
+    }
+
+
 def item_of(tree: Any, name: str) -> Any:
     """Return the value of a key, or the item of a list (a pool) that has this name."""
     if isinstance(tree, list):

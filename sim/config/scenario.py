@@ -312,9 +312,9 @@ def scenario_from(tree: Mapping[str, Any], where: str = "scenario") -> Scenario:
 
 def check_cluster(scenario: Scenario, cluster: Cluster) -> None:
     """Raise BadInput if the router or a pool is not valid."""
-    if code_access() is not None or not names_file(cluster.router["name"]):
-        cluster.make_router()
-        cluster.make_decode_router()
+    for router, make in ((cluster.router, cluster.make_router), (cluster.decode_router, cluster.make_decode_router)):
+        if code_access() is not None or not names_file(router["name"]):
+            make()
     is_one = cluster.replicas is None and not cluster.pools and cluster.changes() is None
     for pool in cluster.all_pools:
         server = scenario_of_pool(scenario, pool)

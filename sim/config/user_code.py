@@ -2,6 +2,8 @@
 
 A scenario can name a policy as FILE.py:NAME, and loading that file executes it. So reading a scenario or a folder loads
 no file. A file is loaded only inside `allow_code`, and only if it is in the working folder or the user trusts it.
+
+`require_access` decides for all code that a scenario names: files, and the classes of an installed engine.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import os
 import sys
 import traceback
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -25,6 +27,7 @@ PREFIX = "servesim_user_"  # module names of user files
 MAX_BYTES = 2**22  # of a user file
 MAX_MESSAGE = 300  # characters of an exception's text
 DOES_NOT_RUN = "not loaded: this command reads scenarios and runs none"
+NOT_NAMED = "the page executes only code that its scenario file names; name it there and run `sim explore FILE`"
 
 
 class CodeAccess(NamedTuple):
@@ -32,6 +35,7 @@ class CodeAccess(NamedTuple):
 
     folder: str  # working folder of the command; relative names start here
     trust: bool = False  # files outside the folder too
+    only: Optional[Sequence[str]] = None  # names that may be loaded; None: all
 
 
 _access: ContextVar[Optional[CodeAccess]] = ContextVar("servesim_code_access", default=None)
@@ -68,11 +72,19 @@ def names_file(name: Any) -> bool:
     return isinstance(name, str) and (".py:" in name or name.endswith(".py"))
 
 
-def find_file(path: str, name: str) -> Path:
-    """Return a user file if it may be executed."""
+def require_access(name: str, texts: Iterable[str]) -> CodeAccess:
+    """Return the permission to execute code that these texts name; raise BadInput if there is none."""
     access = _access.get()
     if access is None:
         raise BadInput(f"policy {show_path(name)}: {DOES_NOT_RUN}")
+    if access.only is not None and not set(texts) <= set(access.only):
+        raise BadInput(f"policy {show_path(name)}: {NOT_NAMED}")
+    return access
+
+
+def find_file(path: str, name: str) -> Path:
+    """Return a user file if it may be executed."""
+    access = require_access(name, [name])
     try:
         file, folder = Path(access.folder, path).resolve(), Path(access.folder).resolve()
         if not file.is_file():

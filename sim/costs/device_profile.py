@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ __all__ = ["Profile", "bundled_profiles", "load_profile", "write_profile"]
 TABLE_FILES: Mapping[str, Callable[[Path, Any], StepCost]] = {"vidur": load_vidur, "layers": load_layers}
 
 
-def bundled_profiles() -> dict[str, Path]:
+@cache  # a report loads the profile of every configuration
+def bundled_profiles() -> Mapping[str, Path]:
     """Return the folders of the profiles in the package, by name."""
     folder = Path(str(files("servesim.calibrate.profiles")))
     return {path.parent.name: path.parent for path in sorted(folder.glob("*/profile.yaml"))}

@@ -89,11 +89,11 @@ class Answer:
 
     async def _run_at(self, item: Shown, rates: Sequence[float], own: float) -> list[Record]:
         tasks = [self._task(item, rate=rate, rate_factor=rate / own) for rate in rates]
-        return await self.runner.run(self.job, tasks, self.origin.code(item.tree))
+        return await self.runner.run(self.job, tasks, self.origin.access)
 
     async def _run(self, item: Shown, replications: Sequence[int]) -> list[Record]:
         tasks = [self._task(item, replication) for replication in replications]
-        records = await self.runner.run(self.job, tasks, self.origin.code(item.tree))
+        records = await self.runner.run(self.job, tasks, self.origin.access)
         return [checked(record, item.name) for record in records]
 
     def _task(self, item: Shown, replication: int = 0, **keys: Any) -> Task:

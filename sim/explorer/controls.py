@@ -85,7 +85,7 @@ def controls_of(origin: Origin, choice: Choice) -> list[Control]:
     if scenario_policy(base) != scenario_policy(tree):
         base = {key: value for key, value in base.items() if key != "policy"}
     found = [*profile_controls(origin, choice, tree), *main_choices(origin, choice, tree), *request_controls(tree)]
-    with use_access(origin.code(tree)):
+    with use_access(origin.access):
         found += policy_controls(scenario_policy(tree))
         found += [*draft_controls(tree), *cluster_controls(tree)]
         sizes = block_defaults(tree)

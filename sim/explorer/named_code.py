@@ -1,4 +1,4 @@
-"""What a scenario of the page executes (its policy and router, the policies of its pools), and which files it reads."""
+"""What a scenario of the page executes, wherever it is named, and which files it reads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from servesim.config.first_scenario import flow
-from servesim.config.layers import Tree, merge, value_at
+from servesim.config.layers import Tree, as_section, merge, texts_in, value_at
 from servesim.config.paths import paths_in
 from servesim.config.registry import ENGINE
 from servesim.config.user_code import names_file
@@ -18,32 +18,26 @@ PLAIN_FLAGS = ("engine", "order", "scheduling_policy")  # texts of the policy `e
 
 
 def executed_by(tree: Tree) -> dict[str, str]:
-    """Return the keys that name code, with their texts: of the policy, and of the router and the pools of a cluster."""
-    found = {f"policy.{key}": text for key, text in code_of_policy(tree).items()}
-    cluster = tree.get("cluster")
-    if not isinstance(cluster, Mapping):
-        return found
-    router = value_at(tree, f"{ROUTER}.name")
-    found |= {ROUTER: router} if names_file(router) else {}
-    pools = cluster.get("pools")
+    """Return the keys that name code, with their texts: every text that names a Python file, and installed engines."""
+    pools, own = value_at(tree, "cluster.pools"), tree.get("policy") or {}
+    sections = {"policy": {"policy": own}}
     for number, pool in enumerate(pools if isinstance(pools, list) else []):
         if isinstance(pool, Mapping) and pool.get("policy"):
-            own = merge({"policy": tree.get("policy") or {}}, {"policy": pool["policy"]})
-            found |= {f"cluster.pools.{number}.policy.{key}": text for key, text in code_of_policy(own).items()}
-    return found
+            sections[f"cluster.pools.{number}.policy"] = merge({"policy": own}, {"policy": pool["policy"]})
+    flags = {key: flags_of_engine(section) for key, section in sections.items()}
+    found = {f"{key}.{flag}": text for key, named in flags.items() for flag, text in named.items()}
+    return found | {key: text for key, text in texts_in(tree).items() if names_file(text)}
 
 
-def code_of_policy(tree: Tree) -> dict[str, str]:
-    """Return the fields of the policy that name code: a policy file, or an installed engine with its classes and files.
+def flags_of_engine(tree: Tree) -> dict[str, str]:
+    """Return the flags of the policy that name code, if it is an installed engine.
 
-    Any text or list of an engine may name code, also in flags that servesim does not know. Numbers and switches do not.
+    Any text in a flag may name code, also in flags that servesim does not know. Numbers and switches do not.
     """
-    name, policy = scenario_policy(tree), tree.get("policy")
-    if name != ENGINE:
-        return {"name": name} if names_file(name) else {}
-    fields = policy if isinstance(policy, Mapping) else {}
-    texts = {key: value for key, value in fields.items() if not isinstance(value, (bool, int, float, type(None)))}
-    return {"name": name, **{str(key): flow(value) for key, value in texts.items() if key not in PLAIN_FLAGS}}
+    if scenario_policy(tree) != ENGINE:
+        return {}
+    flags = {"name": ENGINE, **as_section("policy", tree["policy"])}
+    return {str(key): flow(value) for key, value in flags.items() if key not in PLAIN_FLAGS and texts_in(value)}
 
 
 def check_paths(keys: Mapping[str, Any]) -> None:

@@ -16,10 +16,19 @@ from pydantic import Field, StringConstraints
 from servesim.config.export import TARGETS, export_scenario
 from servesim.config.families import tunings
 from servesim.config.first_scenario import CONTEST, CONTEST_WORKLOAD, GPU, GPU_WORKLOAD, defaults_on, flow
-from servesim.config.layers import Layer, Tree, assemble, file_layer, nesting_order, setting_layers, value_at
+from servesim.config.layers import (
+    Layer,
+    Tree,
+    assemble,
+    file_layer,
+    nesting_order,
+    setting_layers,
+    texts_in,
+    value_at,
+)
 from servesim.config.registry import presets
 from servesim.config.scenario import Scenario, scenario_from
-from servesim.config.user_code import CodeAccess, code_access, use_access
+from servesim.config.user_code import NOT_NAMED, code_access, use_access
 from servesim.core import BadInput
 from servesim.core.limits import is_number
 from servesim.costs.named_profile import is_named
@@ -83,11 +92,8 @@ class Origin:
         self.file, self._layer = file, None if file is None else file_layer(file)
         own: Tree = {} if file is None else self.base(Choice())
         self.own_policy, self._own_code = scenario_policy(own), executed_by(own)
-        self._code = code_access()
-
-    def code(self, tree: Tree) -> Optional[CodeAccess]:
-        """Return the permission of the command to execute code, for a scenario that executes what its file names."""
-        return self._code if executed_by(tree).items() <= self._own_code.items() else None
+        access = code_access()
+        self.access = access and access._replace(only=sorted({*texts_in(own).values()}))
 
     def first_state(self, preset: Optional[str] = None, settings: Optional[Mapping[str, str]] = None) -> PageState:
         """Return the state of a new page; `settings` are those of the command line."""
@@ -181,17 +187,14 @@ class Origin:
         if like is not None:
             tree = {key: value for key, value in tree.items() if key not in REQUESTS}
             tree |= {key: like[key] for key in REQUESTS if key in like}
-        with use_access(self.code(tree)):
+        with use_access(self.access):
             return tree, scenario_from(tree, self.where(choice))
 
     def check_files(self, tree: Tree) -> None:
         """Raise BadInput for code that the command line did not name, and for standard input."""
         for key, text in executed_by(tree).items():
             if text != self._own_code.get(key):
-                raise BadInput(
-                    f"{key}: {show_path(text)}: the page executes only code that its scenario file names; "
-                    "name it there and run `sim explore FILE`"
-                )
+                raise BadInput(f"{key}: {show_path(text)}: {NOT_NAMED}")
         check_paths(tree)
 
     def command(self, choice: Choice) -> str:
@@ -209,7 +212,7 @@ class Origin:
         texts = {"command": self.command(choice) + "\n", "YAML": yaml_text(tree)}
         for target in TARGETS:
             try:
-                with use_access(self.code(tree)):
+                with use_access(self.access):
                     exported = export_scenario(scenario, target)
                 texts[target] = exported.render(self.where(choice))
                 if not exported.has_comments:

@@ -1,19 +1,28 @@
-"""Text for a terminal: tables that fit its width, and colours. Pipes and files get plain text of any width."""
+"""Text for a terminal: tables that fit its width, colours, and no control characters from files.
+
+Pipes and files get plain text of any width.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
+import sys
 import textwrap
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Optional, TextIO
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import Any, NamedTuple, Optional, TextIO, cast
 
 COLOURS = {"winner": "1;32", "baseline": "36", "cannot win": "33", "error": "31"}  # meaning -> codes of ECMA-48
 MAX_WORD = 40  # longer words of a narrow column are broken
 GAP = "  "
 NUMBER_GAP = re.compile(r" (?=±|%)|(?<=±) |(?<=,) (?=[-+]?[\d.]+\])")  # inside of 1.2 ± 0.3, 5 % and [1.1, 1.3]
 INDENT = "  "
+# Characters that move the cursor, start a sequence, end a line, or change the direction of the text after them.
+CONTROLS = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+PAINTED = re.compile("(\033\\[[0-9;]*m[^\033]*\033\\[0m)")
+_painted: set[str] = set()  # what `paint` has returned: no other text may have an escape sequence
 
 
 class Screen(NamedTuple):
@@ -37,7 +46,48 @@ def screen_of(stream: TextIO) -> Screen:
 def paint(text: str, meaning: str, screen: Screen) -> str:
     """Return a line in the colour of its meaning; text without a meaning keeps the default colour."""
     code = COLOURS.get(meaning)
-    return text if code is None or not screen.colours or not text else f"\033[{code}m{text}\033[0m"
+    if code is None or not screen.colours or not text:
+        return text
+    _painted.add(painted := f"\033[{code}m{printable(text)}\033[0m")
+    return painted
+
+
+def printable(text: str) -> str:
+    """Return a text with its control characters as JSON writes them, except line ends, tabs and our own colours."""
+    if not CONTROLS.search(text):
+        return text
+    return "".join(
+        piece if piece in _painted else CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", piece)
+        for piece in PAINTED.split(text)
+    )
+
+
+class PrintableStream:
+    """A stream whose text is printable. Names in files may hold sequences that a terminal would execute."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        self.stream.write(printable(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextmanager
+def printable_output() -> Iterator[None]:
+    """Print only printable text on standard output and standard error until the block ends."""
+    out, error = (cast(TextIO, PrintableStream(stream)) for stream in (sys.stdout, sys.stderr))
+    with redirect_stdout(out), redirect_stderr(error):
+        yield
+
+
+def raw_stream(stream: TextIO) -> TextIO:
+    """Return the stream for control characters of our own, or for data that another program reads."""
+    inner: TextIO = getattr(stream, "stream", stream)
+    return inner
 
 
 def align_columns(
@@ -51,6 +101,7 @@ def align_columns(
     On a narrow terminal, cells are wrapped between words: first those of `text_columns` (names in the first line), then
     all others. `meanings` are those of lines, by their number.
     """
+    lines = [[" ".join(printable(cell).splitlines()) for cell in cells] for cells in lines]
     chosen = [column for column, name in enumerate(lines[0]) if name in text_columns]
     lines = [[NUMBER_GAP.sub("\xa0", cell) for cell in cells] for cells in lines]
     widths = fit_widths(lines, chosen, screen.width)

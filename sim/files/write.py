@@ -11,12 +11,15 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Optional, TextIO
+from typing import TYPE_CHECKING, Any, Optional, TextIO
 
 from servesim.core import BadInput
 
 from .csv_rows import mark_formula
 from .read import PathLike, show_path
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 # Names of open files: a new file in their place would not reach the reader.
 STREAMS = ("/dev/std", "/dev/fd/", "/proc/")
@@ -141,7 +144,7 @@ def append_to(file: io.FileIO, data: bytes) -> None:
         raise
 
 
-def write_rows(file: TextIO, *tables: Iterable[Iterable[Any]], **options: Any) -> None:
+def write_rows(file: SupportsWrite[str], *tables: Iterable[Iterable[Any]], **options: Any) -> None:
     """Write the rows of tables as CSV. A text that a spreadsheet would run as a formula gets a leading `'`."""
     rows = (map(mark_formula, cells) for table in tables for cells in table)
     csv.writer(file, lineterminator="\n", **options).writerows(rows)

@@ -17,8 +17,8 @@ from servesim.engine.rules import EngineRules
 from servesim.traces.contents import own_answer, own_text
 
 LAST_ANSWER = (  # what the request has of its last answer, so that its seconds in the states add up
-    "arrival", "status", "visible_at", "last_token", "finish", "client_end", "queued", "prefilling", "decoding",
-    "swapped", "state_since",
+    "sent", "arrival", "status", "visible_at", "last_token", "finish", "client_end", "queued", "prefilling",
+    "decoding", "swapped", "state_since",
 )  # fmt: skip
 Answers = Mapping[Any, Sequence[Request]]  # id of a request -> one request per answer
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from operator import add
 from typing import Any, Optional
 
 import numpy as np
@@ -17,7 +16,7 @@ from servesim.engine.replica import Replica
 from servesim.traces.trace import values_of
 
 from .request_rows import COLUMNS as REQUEST_COLUMNS
-from .request_rows import plain, request_rows, sum_in_order
+from .request_rows import parts_of, plain, request_columns, sum_in_order
 from .run_requests import Column, RunRequests
 
 REPLICA, DRAFTS = "replica", ("drafted", "accepted")  # columns of requests.csv that not all runs have
@@ -61,20 +60,29 @@ class Replicas:
 
 def request_table(
     requests: Sequence[Request], replicas: Optional[Replicas], drafts: bool = False
-) -> tuple[Sequence[str], Iterator[tuple[Any, ...]]]:
-    """Return the columns and the rows of requests.csv: with drafts their tokens, in a fleet the replica."""
-    columns: Sequence[str] = REQUEST_COLUMNS
-    rows = request_rows(requests)
-    if drafts:
-        columns, rows = (*columns, *DRAFTS), map(add, rows, map(draft_cells, requests))
-    if replicas is not None:
-        columns, rows = (*columns, REPLICA), ((*row, replicas.name_of(row[0])) for row in rows)
-    return columns, rows
+) -> tuple[Sequence[str], Iterator[Sequence[Sequence[Any]]]]:
+    """Return the names and the parts of the columns of requests.csv: with drafts their tokens, in a fleet the replica.
+
+    The columns of a part are lists of equal length.
+    """
+    table = RunRequests.of(requests)
+
+    def columns(part: slice) -> Sequence[Sequence[Any]]:
+        values = request_columns(table, part)
+        served = [] if replicas is None else [[replicas.name_of(id) for id in values[0]]]
+        return [*values, *(draft_columns(table, part) if drafts else ()), *served]
+
+    names = (*REQUEST_COLUMNS, *(DRAFTS if drafts else ()), *([] if replicas is None else [REPLICA]))
+    return names, map(columns, parts_of(table))
 
 
-def draft_cells(request: Request) -> tuple[Optional[int], ...]:
-    """Return the drafted and accepted tokens of a request; those of one with several answers are not counted."""
-    return (None, None) if request.sampling is not None else (request.drafted, request.accepted)
+def draft_columns(table: RunRequests, part: slice) -> list[list[Optional[int]]]:
+    """Return the drafted and accepted tokens of requests; those of one with several answers are not counted."""
+    several = [sampling is not None for sampling in values_of(table.asked[part], "sampling")]
+    return [
+        [None if group else count for group, count in zip(several, table.column(name)[part].tolist())]
+        for name in DRAFTS
+    ]
 
 
 def imbalance(loads: Sequence[float]) -> float:

@@ -29,10 +29,16 @@ STATES = ("front_end", "queued", "prefill", "stalled", "decoding", "swapped")
 def request_rows(requests: Sequence[Request]) -> Iterator[tuple[Any, ...]]:
     """Return the rows of requests in requests.csv, in the order of COLUMNS."""
     table = RunRequests.of(requests)
-    return chain.from_iterable(_rows(table, slice(start, start + PART)) for start in range(0, len(table), PART))
+    return chain.from_iterable(zip(*request_columns(table, part)) for part in parts_of(table))
 
 
-def _rows(table: RunRequests, part: slice) -> Iterator[tuple[Any, ...]]:
+def parts_of(table: RunRequests) -> Iterator[slice]:
+    """Return the parts of the requests whose rows are made at once."""
+    return (slice(start, start + PART) for start in range(0, len(table), PART))
+
+
+def request_columns(table: RunRequests, part: slice) -> list[Sequence[Any]]:
+    """Return the columns of a part of requests.csv, in the order of COLUMNS."""
     sent, first, end, written, preemptions, cached = (
         table.column(name)[part]
         for name in ("sent", "first_token", "client_end", "written", "preemptions", "cached_tokens")
@@ -44,17 +50,17 @@ def _rows(table: RunRequests, part: slice) -> Iterator[tuple[Any, ...]]:
     tpot = np.where(written > 1, (e2el - ttft) / np.maximum(written - 1, 1), np.nan)
     asked = table.asked[part]
     id, prompt, priority, session = (values_of(asked, name) for name in ("id", "prompt", "priority", "session"))
-    return zip(
+    return [
         plain(id), sent.tolist(), _times(first), _times(end), plain(prompt), written.tolist(), plain(priority),
         plain(session), preemptions.tolist(), cached.tolist(), queued.tolist(), prefill.tolist(), stalled.tolist(),
         decoding.tolist(), swapped.tolist(), front_end.tolist(), table.outcomes(part), _times(ttft), _times(tpot),
         _times(e2el),
-    )  # fmt: skip
+    ]  # fmt: skip
 
 
-def plain(values: Any) -> Any:
+def plain(values: Any) -> list[Any]:
     """Return the values of a column as objects of Python."""
-    return values.tolist() if isinstance(values, np.ndarray) else values
+    return values.tolist() if isinstance(values, np.ndarray) else list(values)
 
 
 def _times(values: Array) -> list[Any]:

@@ -26,6 +26,7 @@ from servesim.core.content import content_of_pieces
 from servesim.core.limits import MAX_INT, MAX_RESULT
 from servesim.core.request import CLIENT_FIELDS
 from servesim.files.checked import Index, Stored, StoredNumber, validate
+from servesim.files.csv_columns import write_columns
 from servesim.files.csv_rows import CsvRow, read_csv
 from servesim.files.read import parse_json, quote, read_json, read_text
 from servesim.files.step_table import ModelCall, read_calls
@@ -247,8 +248,8 @@ def latencies_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
 
 def run_data(run: Run, decisions: Optional[Sequence[Mapping[str, Any]]] = None) -> RunData:
     """Return a run of this process in the form of its folder."""
-    columns, cells = request_table(run.requests, run.replicas, run.counts_drafts)
-    rows = {str(row[0]): dict(zip(columns, row)) for row in cells}
+    names, parts = request_table(run.requests, run.replicas, run.counts_drafts)
+    rows = {str(row[0]): dict(zip(names, row)) for part in parts for row in zip(*part)}
     return RunData(run.result(), rows, decisions, run.scenario, run.requests, getattr(run, "model_calls", ()))
 
 
@@ -258,8 +259,10 @@ def write_run(run: Run, folder: Union[str, Path], settings: Optional[Mapping[str
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"{folder}: expected a folder, found a file")
     with open_text(folder / REQUESTS) as file:
-        columns, rows = request_table(run.requests, run.replicas, run.counts_drafts)
-        write_rows(file, [columns], rows)
+        names, parts = request_table(run.requests, run.replicas, run.counts_drafts)
+        write_rows(file, [names])
+        for part in parts:
+            write_columns(file, part)
     write_json(folder / RESULT, run.result())
     write_json(folder / MANIFEST, {**manifest(run), **(settings or {})})
 

@@ -16,6 +16,7 @@ from typing import Any, Optional, Union
 
 from servesim.config.layers import Tree, read_scenario_file
 from servesim.config.scenario import Scenario, scenario_from
+from servesim.config.user_code import use_access
 from servesim.core import BadInput
 from servesim.runs.metric_table import METRICS, PERCENTILES, percentile_metrics
 from servesim.runs.pools import scenarios_of
@@ -137,6 +138,7 @@ def load_runs(
     ]
 
 
+@use_access(None)  # reading a folder executes nothing
 def from_folder(source: str, percentiles: Sequence[float] = ()) -> Optional[ComparedRuns]:
     """Return the runs of a folder, None if the source is not a folder."""
     name, _, rate = source.rpartition("@")

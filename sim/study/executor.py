@@ -96,13 +96,15 @@ class Chunk(NamedTuple):
     first: int  # index of the first task
     tasks: list[Task]
     retries: int = 0
+    restarts: int = 0  # of the workers, before this chunk was submitted
 
-    def again(self) -> Chunk:
-        """Return the chunk after the death of its worker."""
-        if self.retries >= MAX_RETRIES:
+    def again(self, restarts: int) -> Chunk:
+        """Return the chunk after the death of its worker; one that `restart` ended counts as none."""
+        died = restarts == self.restarts
+        if died and self.retries >= MAX_RETRIES:
             names = ", ".join(f"{task.config}/{task.replication}" for task in self.tasks[:4])
             raise WorkerLost(f"workers died {MAX_RETRIES + 1} times on configuration/replication {names}")
-        return self._replace(retries=self.retries + 1)
+        return self._replace(retries=self.retries + died, restarts=restarts)
 
 
 class Pool:
@@ -118,6 +120,7 @@ class Pool:
         self._lock = threading.Lock()
         self._futures: Optional[Futures] = None
         self.starts = 0  # how often workers have started
+        self._restarts = 0
         self._closed = False
 
     def run(self, context: str, tasks: Sequence[Task], function: Runs = run_tasks) -> Results:
@@ -131,7 +134,7 @@ class Pool:
             for future in done:
                 chunk = pending.pop(future)
                 if is_worker_death(future):
-                    again = chunk.again()
+                    again = chunk.again(self._restarts)
                     pending[self._submit(function, context, again.tasks)] = again
                     continue
                 records = future.result()
@@ -147,7 +150,7 @@ class Pool:
             if sizer.submitted < limit:
                 first = sizer.submitted
                 sizer.submitted = min(len(tasks), first + sizer.next_size(workers))
-                yield Chunk(first, list(tasks[first : sizer.submitted]))
+                yield Chunk(first, list(tasks[first : sizer.submitted]), restarts=self._restarts)
 
     def _submit(self, function: Runs, context: str, tasks: list[Task]) -> Future[list[Record]]:
         """Submit tasks; workers that have ended are replaced."""
@@ -176,8 +179,9 @@ class Pool:
             self._workers_now()
 
     def restart(self) -> None:
-        """End the workers, even in the middle of a run; their tasks run again in new ones."""
+        """End the workers, even in the middle of a run; their tasks run again, however often it happens."""
         with self._lock:
+            self._restarts += 1
             self._end()
 
     def close(self) -> None:
@@ -286,7 +290,7 @@ def dask_pool(address: str) -> DaskPool:
     for name in ("distributed", "distributed.client", "tornado.application"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # a lost scheduler is one line of this program
     try:
-        return DaskPool(distributed.Client(address, timeout=5), address)
+        return DaskPool(distributed.Client(address), address)
     except (OSError, ValueError, TimeoutError) as error:
         raise BadInput(f"--executor dask:{address}: no dask scheduler answers at this address ({error})") from None
 

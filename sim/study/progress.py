@@ -6,6 +6,8 @@ import sys
 import time
 from typing import Any, Optional, TextIO
 
+from servesim.files.terminal import printable, raw_stream
+
 REPORT_INTERVAL_S = 10.0  # between plain lines
 
 
@@ -28,7 +30,8 @@ class Progress:
             from tqdm import tqdm
 
             tqdm.monitor_interval = 0  # no monitor thread
-            self._bar = tqdm(desc=self.name, unit=self.unit, file=self.file, dynamic_ncols=True, smoothing=0.05)
+            how: Any = {"file": raw_stream(self.file), "dynamic_ncols": True, "smoothing": 0.05}
+            self._bar = tqdm(desc=printable(self.name), unit=self.unit, **how)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -77,8 +80,8 @@ class StatusLine:
         if self.quiet or (not self.terminal and time.monotonic() - self._printed_at < REPORT_INTERVAL_S):
             return
         self._printed_at = time.monotonic()
-        line, end = (f"\r{text:<100}", "") if self.terminal else (text, "\n")
-        print(line, end=end, file=sys.stderr, flush=True)
+        line, end = (f"\r{printable(text):<100}", "") if self.terminal else (printable(text), "\n")
+        print(line, end=end, file=raw_stream(sys.stderr), flush=True)
 
     def end(self) -> None:
         """End the line."""

@@ -14,6 +14,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
+from operator import le
 from typing import Any, Optional
 
 from servesim.statistics.constraints import Bound, describe_miss
@@ -242,18 +244,18 @@ class Summary:
 
 
 def pareto_front(points: Sequence[Sequence[float]]) -> list[int]:
-    """Return the indices of the points that no other dominates; all objectives are minimised, equal points stay."""
-    order = sorted(range(len(points)), key=lambda index: tuple(points[index]))
-    kept: list[int] = []
-    for index in order:  # a point that dominates another comes before it in this order
-        if not any(dominates(points[other], points[index]) for other in kept):
-            kept.append(index)
-    return sorted(kept)
+    """Return the indices of the points that no other dominates; all objectives are minimised, equal points stay.
 
-
-def dominates(point: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether a point is better than another in one objective and not worse in any."""
-    return all(a <= b for a, b in zip(point, other)) and any(a < b for a, b in zip(point, other))
+    In the order of the points, one that dominates another comes before it: only the other objectives decide.
+    """
+    front: list[int] = []
+    lowest: list[tuple[float, ...]] = []  # other objectives of points on the front; none is below another
+    places = [tuple(point) for point in points]
+    for (_, *others), equal in groupby(sorted(range(len(places)), key=lambda i: places[i]), lambda i: places[i]):
+        if not any(all(map(le, low, others)) for low in lowest):
+            front += equal
+            lowest = [low for low in lowest if not all(map(le, others, low))] + [tuple(others)]
+    return sorted(front)
 
 
 def count_wins(scores: Sequence[float], effects: Sequence[Mapping[int, float]]) -> tuple[list[int], int]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
+
+from .. import warm
 
 SWEEP = "base: {workload: {contest: {X: 5, T: 4}}}\nparams: {policy.decode_batch: [8, 16]}\n"
 
 
 def shell(folder: Path, words: str, closed: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a shell that closes streams."""
-    command = f"'{sys.executable}' -m servesim {words} {closed}"
-    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=folder, check=False)
+    return subprocess.run(
+        ["bash", "-c", f"'{warm.sim()}' {words} {closed}"], capture_output=True, text=True, cwd=folder, check=False
+    )
 
 
 def test_a_run_writes_the_same_files_without_its_streams(tmp_path: Path) -> None:
@@ -28,8 +30,8 @@ def test_a_run_writes_the_same_files_without_its_streams(tmp_path: Path) -> None
 
 def test_workers_print_nothing_into_the_journal_of_a_sweep_without_standard_output(tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text(SWEEP)
-    for name, streams in (("open", ""), ("closed", ">&- 2>&-")):
-        assert shell(tmp_path, f"sweep sweep.yaml -j 2 --no-report -o {name}", streams).returncode == 0
+    for name, jobs, streams in (("open", 1, ""), ("closed", 2, ">&- 2>&-")):
+        assert shell(tmp_path, f"sweep sweep.yaml -j {jobs} --no-report -o {name}", streams).returncode == 0
     assert (tmp_path / "closed/runs.jsonl").read_bytes() == (tmp_path / "open/runs.jsonl").read_bytes()
 
 

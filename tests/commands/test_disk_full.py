@@ -20,6 +20,8 @@ from servesim.report.plots import Chart
 from servesim.runs.run_folder import read_run
 from servesim.traces.read.formats import load as load_trace
 
+from .. import warm
+
 
 @contextmanager
 def file_size_limit(size: int) -> Iterator[None]:
@@ -93,7 +95,7 @@ def test_standard_output_on_a_full_disk_is_one_line(tmp_path: Path) -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full")
     with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "servesim", "config", "init"]
+        command = [warm.sim(), "config", "init"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (2, "sim: standard output: cannot be written: No space left on device\n")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Callable
 
@@ -181,21 +179,12 @@ def test_policy_that_fails_in_a_replay(warm_up: str, tmp_path: Path, sim: Callab
     assert said.error == f"sim: {tmp_path / 'mine.py'}:11: decide returned None, expected a Plan\n"
 
 
-def test_policy_that_fails_in_a_server(tmp_path: Path) -> None:
+def test_policy_that_fails_in_a_server(tmp_path: Path, sim: Callable[..., Said]) -> None:
     pytest.importorskip("aiohttp")
-    (tmp_path / "scenario.yaml").write_text(SCENARIO)
     (tmp_path / "mine.py").write_text(f"{HEAD}    def decide(self, view):\n        return None\n")
-    words = ("serve", "scenario.yaml", "--policy", "mine.py:Mine", "--backend", "fake", "--port", "0")
-    done = subprocess.run(
-        [sys.executable, "-m", "servesim", *words],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stderr == f"sim: {tmp_path / 'mine.py'}:11: decide returned None, expected a Plan\n"
+    said = sim("serve", "scenario.yaml", "--policy", "mine.py:Mine", "--backend", "fake", "--port", "0")
+    assert said.code == 1
+    assert said.error == f"sim: {tmp_path / 'mine.py'}:11: decide returned None, expected a Plan\n"
 
 
 def test_user_policy_runs_in_a_replay(tmp_path: Path, sim: Callable[..., Said]) -> None:

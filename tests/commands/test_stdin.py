@@ -13,6 +13,7 @@ from typing import Any, Callable
 import pytest
 from servesim.files.read import read_stdin
 
+from .. import warm
 from .running import Said, run_sim
 
 TRACE = b"arrival,prompt,output\n" + b"".join(b"%d,%d,%d\n" % (k, 10 + k, 3 + k % 5) for k in range(20))
@@ -34,8 +35,7 @@ def sim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 def test_run_reads_the_same_requests_from_a_pipe(tmp_path: Path) -> None:
     (tmp_path / "trace.csv").write_bytes(TRACE)
     for name, source, data in (("file", "trace.csv", b""), ("pipe", "-", TRACE), ("packed", "-", gzip.compress(TRACE))):
-        command = [sys.executable, "-m", "servesim", "run", "--trace", source, "-o", name]
-        subprocess.run(command, input=data, cwd=tmp_path, check=True)
+        subprocess.run([warm.sim(), "run", "--trace", source, "-o", name], input=data, cwd=tmp_path, check=True)
     requests = [(tmp_path / name / "requests.csv").read_bytes() for name in ("file", "pipe", "packed")]
     assert requests[0] == requests[1] == requests[2] and len(requests[0].splitlines()) == 21
 

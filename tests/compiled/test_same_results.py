@@ -11,7 +11,7 @@ import pytest
 from servesim.config.registry import presets
 from servesim.policies import POLICIES
 
-from ..random_scenarios import COUNT
+from ..random_scenarios import COUNT, numbers
 from .children import first_difference, run_both
 from .print_texts import BAD_CLASSES, BAD_SETTINGS
 
@@ -28,21 +28,25 @@ def explain(plain: Path, folder: Path, name: str) -> str:
     return f"{name}: {first_difference(compiled[0], in_plain[0])}"
 
 
-def check_coverage(lines: list[str]) -> None:
+def check_coverage(lines: list[str], count: int) -> None:
     """Check that the scenarios are not all alike: every policy finishes requests, and every outcome occurs."""
-    assert len(lines) == COUNT + len(presets())
+    assert len(lines) == len(numbers(count)) + len(presets())
     for policy in POLICIES:
         assert any(f"-{policy} " in line and '"finished"' in line for line in lines), policy
     for text in ("refused", "failed", "lost", "unanswered", "stuck at", "error:"):
-        assert sum(text in line for line in lines) >= COUNT // 80, text
-    assert sum("error:" in line for line in lines) < COUNT / 10
-    assert sum('"preemptions": 0' not in line for line in lines) > COUNT / 10
+        assert sum(text in line for line in lines) >= count // 80, text
+    assert sum("error:" in line for line in lines) < count / 10
+    assert sum('"preemptions": 0' not in line for line in lines) > count / 10
     assert not [line for line in lines if "fault:" in line]
 
 
-def test_presets_and_random_scenarios_write_the_same_bytes(plain: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [COUNT // 5, pytest.param(COUNT, marks=pytest.mark.slow)])
+def test_presets_and_random_scenarios_write_the_same_bytes(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setenv("SCENARIOS", str(count))
     compiled, in_plain = run_both(plain, "run_scenarios", tmp_path)
-    check_coverage(in_plain)
+    check_coverage(in_plain, count)
     different = [line.split()[0] for line, other in zip(compiled, in_plain) if line != other]
     if different:
         raise AssertionError(

@@ -37,7 +37,9 @@ def test_held_out_errors_are_within_the_limit(name: str, capsys: pytest.CaptureF
     assert set(re.findall(r"^held-out error  (\w+)", output, re.MULTILINE)) == KINDS
 
 
-@pytest.mark.parametrize("name", MAX_ERROR)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name.startswith("h200") else ()) for name in MAX_ERROR]
+)
 def test_the_fit_is_that_of_the_samples_and_not_worse_than_the_table_before(name: str) -> None:
     stored = load_profile(name)
     assert stored.path is not None

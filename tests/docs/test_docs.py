@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
 import inspect
-import os
 import re
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,7 +18,9 @@ import servesim.api
 import yaml
 from servesim.cli import Parser, parser
 
+from .. import warm
 from ..conftest import ROOT
+from ..events import wait_until
 
 
 def tool(name: str) -> ModuleType:
@@ -48,8 +47,9 @@ def page_name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+MARKS = {"README.md": [], "replay.md": [pytest.mark.live]}  # a replay in real time has to meet a tolerance
 RUN_HERE = [
-    pytest.param(page, id=page_name(page), marks=[] if page.name == "README.md" else [pytest.mark.slow])
+    pytest.param(page, id=page_name(page), marks=MARKS.get(page.name, [pytest.mark.slow]))
     for page in PAGES
     if page not in TESTED_ELSEWHERE
 ]
@@ -58,6 +58,12 @@ RUN_HERE = [
 def prose(page: Path) -> str:
     """Return a page without its code blocks."""
     return str(pages.FENCE.sub("", page.read_text(encoding="utf-8")))
+
+
+@pytest.fixture(autouse=True)
+def warm_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `sim` in the examples start at once."""
+    monkeypatch.setattr(pages, "PROGRAMS", [Path(warm.sim()).parent, *pages.PROGRAMS])
 
 
 @pytest.mark.timeout(3600)
@@ -73,27 +79,32 @@ def test_what_an_example_leaves_running_is_killed_and_does_not_delay_it(tmp_path
     block = pages.Block("bash", "", "sleep 600 & echo $! > pid\nfalse", 1, 0)
     with pytest.raises(RuntimeError, match="exit code 1"):
         list(pages.run_block(block, tmp_path))
-    with pytest.raises(ProcessLookupError):
-        wait_for_end(int((tmp_path / "pid").read_text()))
+    wait_until(lambda: has_ended(tmp_path / "pid"), "the end of the process in the background")
 
 
-def wait_for_end(pid: int) -> None:
-    """Raise ProcessLookupError when a process has ended and is reaped, or is waiting to be."""
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        os.kill(pid, 0)
-        with contextlib.suppress(FileNotFoundError):
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                raise ProcessLookupError
-        time.sleep(0.05)
+def has_ended(pid: Path) -> bool:
+    """Return whether the process with the number in a file has ended; a process that waits to be reaped has."""
+    try:
+        return Path(f"/proc/{pid.read_text().strip()}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
 
 
 def test_an_example_that_takes_too_long_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "BLOCK_TIMEOUT_S", 0.5)
+    """Its time ends here when its child runs, on any machine."""
+
+    class Late(subprocess.Popen):  # type: ignore[type-arg]
+        def wait(self, timeout: Any = None) -> int:
+            if timeout is None:
+                return super().wait()
+            assert timeout == pages.BLOCK_TIMEOUT_S
+            wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the child")
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Late)
     with pytest.raises(subprocess.TimeoutExpired):
         list(pages.run_block(pages.Block("bash", "", "sleep 600 & echo $! > pid\nwait", 1, 0), tmp_path))
-    with pytest.raises(ProcessLookupError):
-        wait_for_end(int((tmp_path / "pid").read_text()))
+    wait_until(lambda: has_ended(tmp_path / "pid"), "the end of the child")
 
 
 def test_examples_use_free_ports_and_show_the_written_ones(tmp_path: Path) -> None:

@@ -102,8 +102,9 @@ def test_a_notebook_runs_from_start_to_end(name: str, tmp_path: Path, monkeypatc
     first_code = next(i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code")
     lines = [line.strip() for line in SMALL_PARAMETERS[name].splitlines()]
     notebook.cells.insert(first_code + 1, nbformat.v4.new_code_cell("\n".join(lines)))
+    patience = {"timeout": 1500, "startup_timeout": 1500, "iopub_timeout": 1500}  # for a busy machine
     client.NotebookClient(
-        notebook, timeout=1500, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
+        notebook, **patience, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
     ).execute()
     charts = [
         output for cell in notebook.cells for output in cell.get("outputs", []) if "image/png" in output.get("data", {})

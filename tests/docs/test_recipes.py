@@ -25,6 +25,7 @@ from servesim.study.rate_summary import RateSummary
 from servesim.study.result import load_result
 from servesim.study.sweep import load_summary
 
+from .. import warm
 from ..conftest import ROOT
 
 pytestmark = pytest.mark.slow
@@ -67,6 +68,7 @@ def recipes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recipes]:
     The folder with the results of all recipes is the working folder, for the policy file of recipe 4.
     """
     tool, folder = load_tool(), tmp_path_factory.mktemp("recipes")
+    tool.PROGRAMS.insert(0, Path(warm.sim()).parent)
     outputs: dict[str, tuple[str, str]] = {}
     run_blocks(tool, INDEX, folder, outputs)
     first_files = shutil.copytree(folder, tmp_path_factory.mktemp("start"), dirs_exist_ok=True)

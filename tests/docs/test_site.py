@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from ..conftest import ROOT
-from ..explorer.conftest import wait_until
-from ..report.conftest import browser as browser
+from ..events import wait_until
 
 MKDOCS = ROOT / ".venv-docs" / "bin" / "mkdocs"
 pytestmark = pytest.mark.slow
@@ -44,7 +43,7 @@ def test_search_finds_a_page_without_a_network(site: Path, browser: Any) -> None
         field.focus(); field.value = "kendall"; field.dispatchEvent(new Event("keyup", {bubbles: true}))
     """)
     found = "return [...document.querySelectorAll('.md-search-result__link')].map(link => link.href)"
-    wait_until(lambda: any("accuracy.html" in link for link in browser.execute_script(found)))
+    wait_until(lambda: any("accuracy.html" in link for link in browser.execute_script(found)), "the page")
 
 
 def test_a_file_outside_docs_that_a_page_links_is_a_part_of_the_site(site: Path) -> None:

@@ -58,7 +58,7 @@ CHECKS = {
 
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=25)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_random_settings_follow_the_contract(name: str, check: str, data: st.DataObject) -> None:
     kind = POLICIES[name]

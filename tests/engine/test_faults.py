@@ -81,7 +81,7 @@ SLOW_TRANSFERS = {
 }
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     cluster=clusters(), policy=st.sampled_from(POLICIES), seed=st.integers(0, 99), follow=st.sampled_from([0.0, 0.4])
 )
@@ -145,7 +145,7 @@ def check_sums(run: Run) -> None:
         assert max(row["peak_kv_usage"] for row in rows) == result.get("peak_kv_usage", 0)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     cluster=clusters(), policy=st.sampled_from(POLICIES), seed=st.integers(0, 99), follow=st.sampled_from([0.0, 0.4]),
     engine=st.sampled_from(

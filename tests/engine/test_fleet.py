@@ -63,7 +63,7 @@ def seconds(run: Run) -> dict[Any, tuple[float, ...]]:
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: "-".join(map(str, policy.values())))
 def test_one_replica_equals_no_cluster(policy: dict[str, Any]) -> None:
     for follow in (0.0, 0.4):
-        trace = make_trace(1, 40, follow=follow)
+        trace = make_trace(1, 24, follow=follow)
         alone = simulate(scenario_from(tree(policy)), trace)
         for router in ROUTERS:
             run = simulate(scenario_from(tree(policy, {"replicas": 1, "router": router})), trace)
@@ -192,7 +192,7 @@ def test_the_requests_of_each_replica_in_a_separate_run_have_the_same_times(rout
 def test_fast_forward_changes_no_time(policy: dict[str, Any], follow: float) -> None:
     for router in ("round-robin", *LEARNING):
         scenario = scenario_from(tree(policy, {"replicas": 4, "router": router}))
-        trace = make_trace(4, 120, 80.0, follow)
+        trace = make_trace(4, 70, 80.0, follow)
         fast, slow = (simulate(scenario, trace, fast_forward=fast_forward) for fast_forward in (True, False))
         assert times(fast) == times(slow), router
         assert fast.calls == slow.calls

@@ -60,7 +60,7 @@ def test_no_rank_goes_on_after_one_is_stuck() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_ranks_without_requests_change_nothing(name: str, data: st.DataObject) -> None:
     policy, world = draw_policy(name, data), data.draw(worlds())
@@ -73,7 +73,7 @@ def test_ranks_without_requests_change_nothing(name: str, data: st.DataObject) -
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_no_rank_loses_requests_or_blocks(name: str, data: st.DataObject) -> None:
     file = io.StringIO()

@@ -96,7 +96,7 @@ def run_live(scenario: Scenario, rows: list[list[Any]]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_both_clocks_give_the_same_decisions_at_the_same_times(name: str) -> None:
-    @settings(max_examples=15)
+    @settings(max_examples=10)
     @given(scenarios(name))
     def check(drawn: tuple[Scenario, list[list[Any]]]) -> None:
         scenario, rows = drawn
@@ -154,7 +154,7 @@ def test_a_finished_run_frees_all_its_blocks() -> None:
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_aborted_requests_free_all_their_blocks(name: str) -> None:
-    @settings(max_examples=30)
+    @settings(max_examples=15)
     @given(scenarios(name), st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), max_size=6))
     def check(drawn: tuple[Scenario, list[list[Any]]], aborts: list[tuple[int, int]]) -> None:
         scenario, rows = drawn

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import servesim
 import yaml
+from servesim.explorer.notebook import Explorer
 from servesim.explorer.server import ExploreServer
 from servesim.explorer.state import Origin
 
-from ..report.conftest import browser
+from ..events import PATIENCE_S
 
-__all__ = ["browser"]
 CONTEST = {  # the contest's server and requests, with fewer requests than in the contest
     "preset": "contest-baseline",
     "profile": "ascend910b4-llama2-7b",
@@ -33,19 +33,10 @@ def post(url: str, path: str, body: Any, headers: Any = None) -> tuple[int, str]
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(url + path, data, headers or {})
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
-
-
-def wait_until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """Return the value of a condition as soon as it is true."""
-    end = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < end, "the condition did not become true"
-        time.sleep(0.02)
-    return value
 
 
 def start(file: Path) -> ExploreServer:
@@ -60,6 +51,13 @@ def scenario(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("explore") / "contest.yaml"
     file.write_text(yaml.safe_dump(CONTEST), encoding="utf-8")
     return file
+
+
+@pytest.fixture(scope="session")
+def vllm() -> Iterator[Explorer]:
+    """A page without a file."""
+    with servesim.explore(jobs=2) as explorer:
+        yield explorer
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any, Optional
 
 import pytest
-import servesim
 from servesim.config.families import tunings
 from servesim.config.layers import apply_assignment
 from servesim.config.memory import about_profile
@@ -24,13 +23,6 @@ from servesim.runs.simulate import load_trace, simulate
 from servesim.traces.edit import set_rate
 
 from .test_server import messages, one, values
-
-
-@pytest.fixture(scope="module")
-def vllm() -> Iterator[Explorer]:
-    """A page without a file."""
-    with servesim.explore(jobs=2) as explorer:
-        yield explorer
 
 
 def state_of(server: ExploreServer, **settings: str) -> dict[str, Any]:

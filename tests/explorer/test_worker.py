@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import pytest
@@ -12,7 +14,10 @@ from servesim.config.scenario import scenario_from
 from servesim.engine.rules import rules_of
 from servesim.explorer import worker
 from servesim.runs.simulate import load_trace, simulate
+from servesim.study.executor import MAX_RETRIES, Pool
 from servesim.study.single_run import Task, context_json
+
+from ..events import wait_until
 
 WORKLOAD = {"requests": 40, "arrivals": {"kind": "poisson", "rate": 6}, "lengths": {"kind": "contest"}}
 
@@ -49,6 +54,29 @@ def test_a_watched_run_has_the_same_result(shared: list[Any], preset: str) -> No
     assert shared[1][3] == pytest.approx(plain.result()["completed"] / len(trace))
     if rules_of(plain.server.policy).running_order == "slot":
         assert watch.calls < plain.calls  # held steps are one event
+
+
+def test_a_run_goes_on_after_any_number_of_restarts_for_other_jobs() -> None:
+    """On a slow machine, the workers do not react in time to several changes of the page."""
+    submitted: list[Future[Any]] = []
+
+    class Workers:
+        def submit(self, *_: Any) -> Future[Any]:
+            submitted.append(Future())
+            return submitted[-1]
+
+    def stop(_: Any) -> None:
+        submitted[-1].set_exception(BrokenProcessPool())
+
+    pool = Pool(Workers, lambda: 1, stop)  # type: ignore[arg-type]
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(lambda: list(pool.run("", [Task(0, 0, {})])))
+        for number in range(1, 2 * MAX_RETRIES):
+            wait_until(lambda: len(submitted) == number, "the run")  # noqa: B023
+            pool.restart()
+        wait_until(lambda: len(submitted) == 2 * MAX_RETRIES, "the last run")
+        submitted[-1].set_result([{"requests": 1}])
+        assert found.result() == [(0, {"requests": 1})]
 
 
 def test_a_cancelled_run_ends_and_returns_nothing(shared: list[Any]) -> None:

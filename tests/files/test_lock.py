@@ -5,44 +5,55 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from servesim.core import BadInput
 from servesim.files.lock import only_writer
 
+from .. import warm
+from ..commands.running import run_sim
+from ..events import wait_until
+
 SCENARIO = """
-workload: {requests: 30, arrivals: {kind: poisson, rate: 3}, lengths: {prompt: 8, output: 4}}
+workload: {requests: 3, arrivals: {kind: burst}, lengths: {prompt: 8, output: 4}}
 profile: {base: 0.001}
-policy: vllm-v1
+policy: mine.py:Held
 """
-COMMAND = "replay s.yaml --backend fake --warm-up 0 -q"
+POLICY = """
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from servesim.policies.papers import Orca
+@dataclass(frozen=True)
+class Held(Orca):
+    def decide(self, view):
+        folder = Path(__file__).parent
+        (folder / "started").touch()
+        while not (folder / "go").exists():
+            time.sleep(0.01)
+        return super().decide(view)
+"""
+REPLAY = ("replay", "s.yaml", "--backend", "fake", "--warm-up", "0", "-q", "-o", "out")
 
 
-def start(folder: Path, words: str) -> subprocess.Popen[str]:
-    """Start a command that writes to `out`."""
-    command = [sys.executable, "-m", "servesim", *words.split(), "-o", "out"]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def test_a_second_command_in_the_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "s.yaml").write_text(SCENARIO)
-    first = start(tmp_path, COMMAND)
-    end = time.monotonic() + 120
-    while not (tmp_path / "out").exists():
-        assert first.poll() is None and time.monotonic() < end
-        time.sleep(0.01)
-    time.sleep(0.2)  # between the folder and its lock
-    second = start(tmp_path, COMMAND)
-    _, error = second.communicate(timeout=120)
-    assert first.poll() is None, "the first command ended before the second one"
-    assert second.returncode == 2
-    assert error == "sim: out: another process is writing to it; wait for it, or use another folder\n"
-    assert first.wait(timeout=120) == 0
-    third = start(tmp_path, COMMAND)  # the lock is released, and the replay stays as it is
-    _, error = third.communicate(timeout=120)
-    assert third.returncode == 2 and error.startswith("sim: out: already holds a replay")
+def test_a_second_command_in_the_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_text(SCENARIO)
+    Path("mine.py").write_text(POLICY)
+    with subprocess.Popen([warm.sim(), *REPLAY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as first:
+        wait_until(lambda: Path("started").exists() or first.poll() is not None, "the first command")
+        second = run_sim(capsys, *REPLAY)
+        assert first.poll() is None, first.communicate()
+        Path("go").touch()
+        _, error = first.communicate()
+        assert first.returncode == 0, error
+    assert second.code == 2
+    assert second.error == "sim: out: another process is writing to it; wait for it, or use another folder\n"
+    third = run_sim(capsys, *REPLAY)  # the lock is released, and the replay stays as it is
+    assert third.code == 2 and third.error.startswith("sim: out: already holds a replay")
 
 
 def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:

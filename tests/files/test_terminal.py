@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -62,8 +63,17 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
+class Terminal(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs pseudo-terminals")
-def test_sweep_fits_the_terminal_and_has_colours(swept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_fits_the_terminal_and_has_colours(
+    swept: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     again = ["sweep", str(swept), "-j", "1", "-q", "--no-report"]
     assert sweeps.sim(*again) == 0
     plain = capsys.readouterr().out
@@ -73,6 +83,18 @@ def test_sweep_fits_the_terminal_and_has_colours(swept: Path, capsys: pytest.Cap
     table = without_colours(text).split("configurations, ")[0].splitlines()[:-1]
     assert max(map(len, table)) <= 80 < max(map(len, plain.split("configurations, ")[0].splitlines()[:-1]))
     assert set(plain.split("configurations, ")[0].split()) == set(" ".join(table).split()) | {"7"}
-    for env in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
-        assert "\033" not in on_terminal(again, columns=80, env=env)
-    assert json.loads(on_terminal([*again, "--json"]))["winner"] is not None
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    cases: list[tuple[list[str], dict[str, str], bool]] = [
+        ([], {"TERM": "xterm"}, True),
+        (["--json"], {"TERM": "xterm"}, False),
+        ([], {"TERM": "dumb"}, False),
+        ([], {"TERM": "xterm", "NO_COLOR": "1"}, False),
+    ]
+    for words, env, colours in cases:
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        shown = Terminal()
+        monkeypatch.setattr(sys, "stdout", shown)
+        assert sweeps.sim(*again, *words) == 0
+        assert ("\033" in shown.getvalue()) == colours, env
+        assert not words or json.loads(shown.getvalue())["winner"] is not None

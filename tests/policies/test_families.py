@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import compileall
 import json
+import os
 import shutil
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from servesim.policies import FAMILIES
@@ -21,22 +23,11 @@ TOOLS = {
     "servesim.calibrate.adapter.vllm_scheduler": {"vllm_v1"},
     "servesim.calibrate.vllm.recording": {"vllm_v1"},
 }
-SCRIPT = """
-import json
-import servesim
-from servesim.cli import main
-from servesim.config.export import TARGETS
-from servesim.config.registry import presets
-from servesim.policies import POLICIES
-
-codes = [main(words.split()) for words in COMMANDS]
-print(json.dumps([servesim.__file__, codes, list(POLICIES), list(presets()), list(TARGETS)]))
-"""
 SCENARIO = """\
 workload: {requests: 5, arrivals: {kind: burst}, lengths: {prompt: 40, output: 4}}
 policy: NAME
 engine: {num_blocks: 100, block_size: 16}
-profile: h200-llama2-7b
+profile: {base: 0.01}
 """
 
 
@@ -62,16 +53,13 @@ def test_a_family_is_imported_by_subclasses_and_by_tools_of_its_engine_only() ->
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_is_removed_with_its_folder_and_its_line(family: str, tmp_path: Path) -> None:
+def test_a_family_is_removed_with_its_folder_and_its_line(family: str, library: Path, tmp_path: Path) -> None:
     removed = {family, *(name for name, bases in EXTENDS.items() if family in bases)}
-    package = copy_without(removed, tmp_path)
+    package = copy_without(removed, library, tmp_path)
     policy, server = ("sglang", "sglang") if "vllm_v1" in removed else ("vllm-v1", "vllm")
     (tmp_path / "scenario.yaml").write_text(SCENARIO.replace("NAME", policy))
     commands = ["policies list", "run scenario.yaml", f"export scenario.yaml --to {server}"]
-    words = [sys.executable, "-c", f"COMMANDS = {commands}\n{SCRIPT}"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    file, codes, policies, presets, targets = json.loads(done.stdout.splitlines()[-1])
+    file, codes, policies, presets, targets = in_copy(tmp_path, commands)
     left = {name: server for name, server in FAMILIES.items() if name not in removed}
     assert (Path(file).parent, codes) == (package, [0, 0, 0])
     assert policies == [name for family in left for name in import_module(f"servesim.policies.{family}").POLICIES]
@@ -79,13 +67,48 @@ def test_a_family_is_removed_with_its_folder_and_its_line(family: str, tmp_path:
     assert set(targets) == set(left.values()) - {None}
 
 
-def copy_without(removed: set[str], folder: Path) -> Path:
-    """Copy the library without the folders of some families and their lines in the table; return the package."""
-    package = folder / "servesim"
+def in_copy(folder: Path, commands: list[str]) -> Any:
+    """Run commands of the copy of the library in a folder; return their codes and what this library has.
+
+    A fork of this process has the other packages already, which take longer to import than the commands.
+    """
+    ended, began = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.chdir(folder)
+            sys.path.insert(0, str(folder))
+            for name in [name for name in sys.modules if name.partition(".")[0] == "servesim"]:
+                del sys.modules[name]
+            main = import_module("servesim.cli").main
+            codes = [main(words.split()) for words in commands]
+            tables = [import_module(f"servesim.{name}") for name in ("policies", "config.registry", "config.export")]
+            names = [list(tables[0].POLICIES), list(tables[1].presets()), list(tables[2].TARGETS)]
+            os.write(began, json.dumps([import_module("servesim").__file__, codes, *names]).encode())
+        finally:
+            os._exit(0)
+    os.close(began)
+    with open(ended) as file:
+        text = file.read()
+    os.waitpid(child, 0)
+    return json.loads(text)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a copy of the library in plain Python, with its byte code."""
+    folder = tmp_path_factory.mktemp("library")
     for top, name in PACKAGES.items():
         shutil.copytree(
             ROOT / top, folder / name.replace(".", "/"), ignore=shutil.ignore_patterns("__pycache__", "*.so")
         )
+    assert compileall.compile_dir(folder, quiet=1)
+    return folder
+
+
+def copy_without(removed: set[str], library: Path, folder: Path) -> Path:
+    """Copy the library without the folders of some families and their lines in the table; return the package."""
+    package = shutil.copytree(library / "servesim", folder / "servesim")
     table = package / "policies" / "__init__.py"
     lines = table.read_text(encoding="utf-8").splitlines(keepends=True)
     for family in removed:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ..conftest import seeds
 from .llm_serving_reference import Reference
 from .test_llm_serving import CASES, check_reproduced, make_policy, play
 
@@ -42,9 +43,10 @@ def scenario(rng: random.Random, strategy: str) -> Reference:
 
 
 @pytest.mark.parametrize("strategy", ["paged", "continuous", "static", "static-paged"])
-def test_policy_matches_reference_implementation(strategy: str) -> None:
+@pytest.mark.parametrize("part", seeds(1, 4))
+def test_policy_matches_reference_implementation(strategy: str, part: int) -> None:
     dead_loops = 0
-    for seed in range(600):
+    for seed in range(150 * part, 150 * part + 150):
         reference = scenario(random.Random(f"{strategy} {seed}"), strategy)
         try:
             check_reproduced(reference.run())

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ..conftest import seeds
 from . import test_engines_mindie  # noqa: F401  it maps the engine to its policy
 from .mindie_reference import MindIE
 from .recordings import Recording, compare, play, reproduce
@@ -65,7 +66,9 @@ def reference(seed: int) -> Recording:
     return Recording({**meta, "error": engine.error}, requests, steps, engine.per_request() if ended else [])
 
 
-@pytest.mark.parametrize("seed", [*range(60), 196])  # 196: a prefill round without seats, then a late head
+@pytest.mark.parametrize(
+    "seed", [*seeds(20, 60, 25), 196]
+)  # 25: prompts of both kinds; 196: a prefill round without seats, then a late head
 def test_every_round_is_as_restated(seed: int) -> None:
     recording = reference(seed)
     played = reproduce(recording) if recording.per_request else play(recording)

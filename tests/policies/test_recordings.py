@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import pytest
 from servesim.config.validation import RECORDINGS, list_policies
 from servesim.policies import POLICIES
 
@@ -17,7 +19,13 @@ from . import (
     test_engines_vllm,
     test_llm_serving,
 )
-from .recordings import ENGINES, FOLDER, load, recording_names
+from .recordings import ENGINES, FOLDER, engine_of, head_of, load, recording_names
+
+
+@pytest.fixture(scope="module")
+def metas() -> dict[str, dict[str, Any]]:
+    """Return path -> meta of every recording of an engine."""
+    return {name: load(name).meta for name in sorted(p.relative_to(FOLDER).as_posix() for p in FOLDER.glob("**/*.gz"))}
 
 
 def checksums(recordings: Path) -> dict[str, str]:
@@ -47,10 +55,16 @@ def test_every_recording_is_unchanged(recordings: Path) -> None:
     assert actual == checksums(recordings)
 
 
-def test_every_recording_of_an_engine_is_compared_with_a_policy(recordings: Path) -> None:
+def test_the_head_of_a_recording_says_its_engine_and_if_it_has_a_radix_cache(metas: dict[str, dict[str, Any]]) -> None:
+    assert {name: engine_of(name) for name in metas} == {name: meta["engine"] for name, meta in metas.items()}
+    with_cache = {name for name in recording_names("sglang", folder="sglang") if "radix_cache" in head_of(name)}
+    assert with_cache == {name for name in recording_names("sglang", folder="sglang") if load(name).content}
+
+
+def test_every_recording_of_an_engine_is_compared_with_a_policy(metas: dict[str, dict[str, Any]]) -> None:
     folders = ("", "prefix", "spec", "hybrid", "groups", "versions", "sglang", "ascend")
     files = [name for folder in folders for name in recording_names("", folder=folder)]
-    assert {load(name).meta["engine"] for name in files} == set(ENGINES)
+    assert {meta["engine"] for meta in metas.values()} == set(ENGINES)
     compared = [
         *files_of(test_engines_vllm.test_every_decision_of_v0_is_reproduced),
         *files_of(test_engines_vllm.test_every_decision_of_v1_is_reproduced),
@@ -75,12 +89,11 @@ def files_of(test: object) -> list[str]:
     return list(mark.args[1])
 
 
-def test_the_library_states_the_number_of_recordings() -> None:
+def test_the_library_states_the_number_of_recordings(metas: dict[str, dict[str, Any]]) -> None:
     """`sim policies list` and the documents show this table: its numbers must be those of the folder."""
     names = {kind: name for name, kind in POLICIES.items()}
     counts: dict[str, Counter[str]] = {name: Counter() for name in POLICIES}
-    for path in sorted(FOLDER.glob("**/*.json.gz")):
-        meta = load(path.relative_to(FOLDER).as_posix()).meta
+    for meta in metas.values():
         counts[names[type(ENGINES[meta["engine"]](meta))]][meta["version"].removeprefix("v")] += 1
     counts["llm-serving"]["7342f33"] = len(test_llm_serving.CASES) + len(test_llm_serving.vectors())
     stated = {name: {version: count for version, count in row.items() if count} for name, row in RECORDINGS.items()}

@@ -1,11 +1,8 @@
-"""A small sweep with its page, and a headless browser."""
+"""A small sweep with its page."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,21 +26,3 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = sweeps.sweep_file(folder, params=PARAMS, base=base, objectives=["makespan", "mean_ttft_ms", "mean_tpot_ms"])
     assert sweeps.sim("sweep", file, "-o", folder / "out", "-j", 1, "-q") == 0
     return folder / "out"
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    """Headless Chromium."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium to drive a browser")
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if not chromium or not driver:
-        pytest.skip("needs chromium and chromedriver (Debian: chromium chromium-driver)")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
-    for flag in f"{flags} --disable-component-update --disable-sync --hide-scrollbars".split():
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    running = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=driver))
-    yield running
-    running.quit()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..conftest import ROOT
+from ..events import wait_until
 
 SCREENSHOTS = ROOT / ".cache" / "artefacts"
 OUTSIDE = """
@@ -53,13 +54,11 @@ def charts_of(page: Path) -> dict[str, Any]:
 
 def open_page(browser: Any, page: Path, width: int, screenshot: str = "") -> None:
     """Open a page at a width, wait for its charts, and save a screenshot of the full page."""
-    from selenium.webdriver.support.ui import WebDriverWait
-
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     browser.get(page.as_uri())
     ready = "return document.documentElement.dataset.ready === 'yes'"
-    WebDriverWait(browser, 120).until(lambda running: running.execute_script(ready))
+    wait_until(lambda: browser.execute_script(ready), "the charts of the page")
     if screenshot:
         height = browser.execute_script("return document.documentElement.scrollHeight")
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {**size, "height": height})
@@ -83,13 +82,15 @@ def check_page(browser: Any, page: Path, width: int, screenshot: str) -> int:
 
 
 def go_to_point(browser: Any, chart: str) -> tuple[int, Any]:
-    """Move the mouse to a point of a chart; return its configuration and the actions, for a click."""
+    """Move the mouse to a point of a chart until its text shows; return its configuration and the actions."""
     from selenium.webdriver.common.action_chains import ActionChains
 
     point = browser.execute_script(ISOLATED, chart)
     actions = ActionChains(browser)
     actions.w3c_actions.pointer_action.move_to_location(round(point["x"]), round(point["y"]))
     actions.perform()
+    text = "return document.querySelector(`#${arguments[0]} .hoverlayer`).textContent"
+    wait_until(lambda: browser.execute_script(text, chart), "the text at the point")
     return point["config"], actions
 
 

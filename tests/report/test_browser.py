@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from servesim.runs.metric_table import format_number
 from servesim.study.sweep import load_summary
 
-from ..explorer.conftest import wait_until
+from ..events import wait_until
 from .pages import check_page, go_to_point, open_page, set_filter, visible_rows
 
 
@@ -25,12 +24,17 @@ def test_charts_keep_their_height_when_the_window_changes_its_size(experiment: P
     open_page(browser, experiment / "report.html", 1400)
     sizes = "return [...document.querySelectorAll('.plot')].map(p => [p._fullLayout.width, p._fullLayout.height])"
     before = browser.execute_script(sizes)
+
+    def is_narrower(old: Any) -> Any:
+        sizes_now = browser.execute_script(sizes)
+        return all(new[0] < one[0] for new, one in zip(sizes_now, old)) and sizes_now
+
     size = {"width": 800, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    wait_until(lambda: all(new[0] < old[0] for new, old in zip(browser.execute_script(sizes), before)))
+    first = wait_until(lambda: is_narrower(before), "charts of the new width")
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {**size, "width": 780})
-    time.sleep(1.5)  # Plotly draws again after the last of several changes
-    assert [height for _, height in browser.execute_script(sizes)] == [height for _, height in before]
+    last = wait_until(lambda: is_narrower(first), "charts of the last width")
+    assert [height for _, height in last] == [height for _, height in before]
 
 
 def test_hover_shows_values_and_settings(experiment: Path, browser: Any) -> None:
@@ -49,7 +53,7 @@ def test_a_click_on_a_point_marks_its_row_and_a_click_on_a_row_its_points(experi
     config, actions = go_to_point(browser, "trade-off-0")
     actions.click().perform()
     marked = "return [...document.querySelectorAll('tr.marked')].map(r => Number(r.dataset.config))"
-    assert browser.execute_script(marked) == [config]
+    wait_until(lambda: browser.execute_script(marked) == [config], "the marked row")
     box = browser.execute_script("return document.querySelector('tr.marked').getBoundingClientRect().toJSON()")
     assert 0 <= box["top"] <= 900 and config in visible_rows(browser)
 
@@ -57,11 +61,12 @@ def test_a_click_on_a_point_marks_its_row_and_a_click_on_a_row_its_points(experi
     button = browser.find_element("css selector", f"#configurations tr[data-config='{row.config}'] .mark")
     browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
     button.click()
-    assert browser.execute_script(marked) == [row.config]
     ring = "return document.querySelector('#trade-off-0 .plot').data.at(-1).x"
-    assert browser.execute_script(ring) == [pytest.approx(row.means["makespan"].mean)]
+    both = f"return [(() => {{{marked}}})(), (() => {{{ring}}})()]"
+    at_row = [[row.config], [pytest.approx(row.means["makespan"].mean)]]
+    wait_until(lambda: browser.execute_script(both) == at_row, "the mark")
     button.click()
-    assert browser.execute_script(marked) == [] and browser.execute_script(ring) == []
+    wait_until(lambda: browser.execute_script(both) == [[], []], "no mark")
 
 
 def test_the_filter_finds_exactly_the_rows_with_a_value(experiment: Path, browser: Any) -> None:
@@ -120,9 +125,6 @@ def test_the_table_sorts_by_keyboard_alone(experiment: Path, browser: Any) -> No
 
 def test_a_zoom_in_one_parameter_chart_moves_the_y_axis_of_all(experiment: Path, browser: Any) -> None:
     open_page(browser, experiment / "report.html", 1400)
-    zoom = (
-        "const done = arguments[0]; Plotly.relayout(document.querySelector('#knob-0 .plot'), {'yaxis.range': [5, 9]})"
-    )
-    browser.execute_async_script(f"{zoom}.then(() => setTimeout(done, 300))")
+    browser.execute_script("Plotly.relayout(document.querySelector('#knob-0 .plot'), {'yaxis.range': [5, 9]})")
     ranges = "return [...document.querySelectorAll('#knobs .plot')].map(e => e.layout.yaxis.range)"
-    assert browser.execute_script(ranges) == [[5, 9]] * 5
+    wait_until(lambda: browser.execute_script(ranges) == [[5, 9]] * 5, "the range of all charts")

@@ -15,6 +15,7 @@ from servesim.runs.metric_table import METRICS, metric_title
 from servesim.study.rate_summary import RateSummary
 from servesim.study.result import load_result
 
+from ..events import wait_until
 from ..study import sweeps
 from .pages import charts_of, check_page, go_to_point, open_page, set_filter
 
@@ -52,7 +53,7 @@ def test_a_sweep_over_rates_shows_its_curves(swept: Path, browser: Any) -> None:
     assert "req/s" in browser.execute_script("return document.querySelector('#rate-0 .hoverlayer').textContent")
     actions.click().perform()
     marked = "return [...document.querySelectorAll('tr.marked')].map(r => Number(r.dataset.config))"
-    assert browser.execute_script(marked) == [config]
+    wait_until(lambda: browser.execute_script(marked) == [config], "the marked row")
     assert browser.execute_script("return document.querySelector('#cdf-0 .plot').data.map(t => t.name)") == [
         "winner", "baseline"
     ]  # fmt: skip
@@ -194,7 +195,8 @@ def test_the_page_of_a_run_shows_times_queues_blocks_and_its_limit(tmp_path: Pat
     button = browser.find_element("css selector", "button.copy")
     browser.execute_script("navigator.clipboard.writeText = async text => { window.copied = text }")
     button.click()
-    assert button.text == "Copied" and "vllm serve" in browser.execute_script("return window.copied")
+    wait_until(lambda: button.text == "Copied", "the copy")
+    assert "vllm serve" in browser.execute_script("return window.copied")
 
 
 def test_evicted_blocks_have_no_chart_if_nothing_is_shared(tmp_path: Path, capsys: Any) -> None:

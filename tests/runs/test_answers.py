@@ -73,3 +73,13 @@ def test_answers_share_the_whole_blocks_of_their_prompt_and_end_with_the_last() 
 def test_a_request_with_a_refused_answer_is_refused() -> None:
     result = run(ClientRequest("q", 0.0, 500, 5, sampling=Sampling(2)))
     assert (result.requests[0].outcome, result.result()["failed"]) == ("refused", 1)
+
+
+def test_a_request_that_follows_another_is_sent_once_also_with_several_answers() -> None:
+    """Its arrival in the trace does not count: the client sends it when the other request has ended."""
+    first = ClientRequest("first", 0.0, 8, 3)
+    requests = run(
+        first, ClientRequest("next", 100.0, 8, 2, follows="first", think_time=0.5, sampling=Sampling(2))
+    ).requests
+    assert [request.sent for request in requests] == [0.0, requests[0].client_end + 0.5]
+    assert requests[1].client_end > requests[1].sent

@@ -127,15 +127,6 @@ def test_the_command_prints_and_stores_intervals(tmp_path: Path, capsys: pytest.
     assert "interval" not in capsys.readouterr().out
 
 
-def test_worker_processes_and_python_compute_the_same_intervals(tmp_path: Path) -> None:
-    file = scenario_file(tmp_path)
-    for jobs in (1, 2):
-        assert sim("run", file, "--intervals", 4, "-j", jobs, "-o", tmp_path / str(jobs)) == 0
-    results = [json.loads((tmp_path / str(jobs) / "result.json").read_text()) for jobs in (1, 2)]
-    assert results[0] == results[1]
-    assert servesim.run(file, intervals=4).metrics == results[0]
-
-
 @dataclass(frozen=True)
 class CountingPolicy(Orca):
     """A policy object with a state."""

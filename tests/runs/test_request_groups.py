@@ -95,12 +95,14 @@ def test_a_sweep_ranks_and_bounds_by_the_metric_of_a_priority(
         "objectives: ['p99_ttft_ms[priority=0]']\nsubject_to: ['p99_ttft_ms[priority=5] <= 1e6']\n"
     )
     out = tmp_path / "out"
-    assert main(["sweep", str(tmp_path / "sweep.yaml"), "-q", "-o", str(out), "--no-report"]) == 0
+    assert main(["sweep", str(tmp_path / "sweep.yaml"), "-q", "-j", "1", "-o", str(out), "--no-report"]) == 0
     assert "p99_ttft[priority=0] (" in capsys.readouterr().out
     assert "order: priority" in (out / "best.yaml").read_text()
     header = (out / "summary.csv").read_text().splitlines()[0]
     assert "p99_ttft_ms[priority=5]" in header and "p99_e2el_ms[priority=0]" in header
-    assert main(["sweep", str(tmp_path / "sweep.yaml"), "-q", "-o", str(out), "--no-report", "--resume"]) == 0
+    assert (
+        main(["sweep", str(tmp_path / "sweep.yaml"), "-q", "-j", "1", "-o", str(out), "--no-report", "--resume"]) == 0
+    )
 
 
 @pytest.mark.parametrize(

@@ -83,20 +83,30 @@ def test_a_router_hears_of_whole_cached_blocks() -> None:
     assert HEARD == [(0, [0, 0]), (1, [96, 0]), (2, [96, 96])]
 
 
-@pytest.mark.parametrize("router", ["llm-d", "aibrix", "production-stack", "sglang-cache-aware"])
-def test_choices_do_not_depend_on_the_hash_seed(router: str) -> None:
-    settings = {**SMALL, "policy": "vllm-v1", "cluster": {"replicas": 3, "router": router}}
-    code = (
-        "import json, sys; from servesim.config.scenario import scenario_from;"
-        "from servesim.runs.simulate import simulate;"
-        "run = simulate(scenario_from(json.loads(sys.argv[1])));"
-        "print([(r.id, r.first_token) for r in run.requests])"
-    )
-    said = [
-        subprocess.run(
-            [sys.executable, "-c", code, json.dumps(settings)], env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True, text=True, check=True,
-        ).stdout
-        for seed in ("1", "2")
-    ]  # fmt: skip
-    assert said[0] == said[1] and len(said[0]) > 1000
+CACHING = ("llm-d", "aibrix", "production-stack", "sglang-cache-aware")
+CODE = """
+import json, sys
+from servesim.config.scenario import scenario_from
+from servesim.runs.simulate import simulate
+
+for settings in json.loads(sys.argv[1]):
+    print([(request.id, request.first_token) for request in simulate(scenario_from(settings)).requests])
+"""
+
+
+@pytest.fixture(scope="module")
+def choices() -> list[dict[str, str]]:
+    """Return, for two hash seeds, the first tokens of all requests with each router."""
+    trees = [{**SMALL, "policy": "vllm-v1", "cluster": {"replicas": 3, "router": router}} for router in CACHING]
+    words, found = [sys.executable, "-c", CODE, json.dumps(trees)], []
+    for seed in ("1", "2"):
+        env = {**os.environ, "PYTHONHASHSEED": seed}
+        text = subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout
+        found.append(dict(zip(CACHING, text.splitlines())))
+    return found
+
+
+@pytest.mark.parametrize("router", CACHING)
+def test_choices_do_not_depend_on_the_hash_seed(router: str, choices: list[dict[str, str]]) -> None:
+    one, two = choices
+    assert one[router] == two[router] and len(one[router]) > 1000

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import pickle
 import tracemalloc
+from pathlib import Path
 from typing import Any, Optional
 
 import pytest
@@ -14,6 +17,8 @@ from servesim.engine.inbox import FORGET, PART, Inbox
 from servesim.runs.build import build_simulation, copy_requests
 from servesim.runs.fleet import build_fleet
 from servesim.runs.replicas import request_table
+from servesim.runs.request_rows import COLUMNS, request_rows
+from servesim.runs.run_folder import write_run
 from servesim.runs.run_requests import RunRequests
 from servesim.runs.simulate import Run, load_trace, needs_all, run_loop, simulate
 from servesim.traces.trace import Trace
@@ -68,6 +73,24 @@ def test_a_run_that_creates_requests_as_they_arrive_has_the_same_results(policy:
         assert new is not old and new.client_fields() == old.client_fields()
         for name in ("arrival", "scheduled", "first_token", "last_token", "finish", "status", "outcome", "reason"):
             assert getattr(new, name) == getattr(old, name), name
+
+
+def test_requests_csv_has_the_bytes_of_its_rows(tmp_path: Path) -> None:
+    """Also with drafts, requests of several answers, a fleet, and requests that do not finish."""
+    drafts = {"method": "ngram", "tokens": 2, "acceptance": 0.6}
+    settings = tree(60, rate=400.0, speculative=drafts, engine={"client_timeout": 0.3}, **cluster("round-robin"))
+    settings["workload"]["lengths"]["output"] = {"mean": 60, "sd": 30}
+    run = simulate(scenario_from(settings))
+    assert {"finished", "lost"} <= set(run.measures.outcomes())
+    write_run(run, tmp_path)
+    assert run.replicas is not None
+    rows = [
+        (*row, request.drafted, request.accepted, run.replicas.name_of(request.id))
+        for row, request in zip(request_rows(run.requests), run.requests)
+    ]
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows([[*COLUMNS, "drafted", "accepted", "replica"], *rows])
+    assert (tmp_path / "requests.csv").read_bytes() == text.getvalue().encode()
 
 
 def peak_bytes(settings: dict[str, Any]) -> int:

@@ -272,7 +272,7 @@ def test_a_request_that_joins_before_a_decision_without_a_call_takes_its_blocks_
     assert pool.free == pool.total
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(tree=tight_scenarios(), requests=requests_of())
 def test_every_request_gets_its_tokens_and_frees_its_blocks(
     tree: dict[str, Any], requests: list[ClientRequest]

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import random
+from collections.abc import Sequence
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from servesim.statistics.intervals import interval, paired_difference, replications_for, t_quantile
-from servesim.study.ranking import dominates, pareto_front
+from servesim.study import ranking
+from servesim.study.ranking import pareto_front
 from servesim.study.single_run import Task, context_json, run_tasks
 
 
@@ -101,12 +105,28 @@ def test_many_replications_need_four_times_as_many_for_half_the_half_width() -> 
     assert replications_for(result.half_width / 2, result) == pytest.approx(2800, rel=0.01)
 
 
-some_points = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=30)
+some_points = st.integers(1, 5).flatmap(
+    lambda count: st.lists(st.tuples(*[st.sampled_from([-math.inf, -1.5, 0, 1, 2, 3, math.inf])] * count), max_size=30)
+)
+
+
+def dominates(point: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether a point is better than another in one objective and not worse in any."""
+    return all(a <= b for a, b in zip(point, other)) and any(a < b for a, b in zip(point, other))
 
 
 @given(some_points)
-def test_the_front_has_exactly_the_points_that_no_other_dominates(points: list[tuple[int, int, int]]) -> None:
+def test_the_front_has_exactly_the_points_that_no_other_dominates(points: list[tuple[float, ...]]) -> None:
     kept = pareto_front(points)
     by_definition = [i for i, p in enumerate(points) if not any(dominates(q, p) for q in points)]
     assert kept == by_definition
     assert not any(dominates(points[a], points[b]) for a, b in itertools.permutations(kept, 2))
+
+
+def test_the_front_of_two_objectives_compares_each_point_with_one_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = Mock(side_effect=operator.le)
+    monkeypatch.setattr(ranking, "le", compared)
+    count = 2000
+    assert len(pareto_front([(x, -x) for x in range(count)])) == count
+    assert len(pareto_front([(x, x) for x in range(count)])) == 1
+    assert compared.call_count < 4 * count

@@ -11,17 +11,11 @@ import pytest
 import servesim
 import yaml
 from servesim.runs.request_rate import scenario_at_rate
-from servesim.study import pilot_runs
 
 from . import sweeps
 
+pytestmark = pytest.mark.usefixtures("short_runs")
 QUICK = ("-j", 1, "-q", "--no-report")
-
-
-@pytest.fixture(autouse=True)
-def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The length of the runs is not the subject here: test_run_length.py tests it."""
-    monkeypatch.setattr(pilot_runs, "MIN_REQUESTS", 200)
 
 
 def constant(rate: float, requests: int = 200) -> dict[str, Any]:

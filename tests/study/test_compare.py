@@ -105,7 +105,7 @@ def test_runs_in_folders_are_paired_by_batches_of_requests(tmp_path: Path, capsy
     assert "the same in every metric" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("rate", [5.0, 12.0])
+@pytest.mark.parametrize("rate", [pytest.param(5.0, marks=pytest.mark.slow), 12.0])
 def test_runs_with_other_requests_are_not_paired_and_rarely_significant(rate: float) -> None:
     """One configuration with two seeds: 5 % of the pairs may be significant. Of 60 pairs, 95 % of samples have up to 6.
 

@@ -17,6 +17,8 @@ from servesim.study.progress import Progress
 from ..commands.running import run_sim
 from .test_capacity import constant
 
+pytestmark = pytest.mark.usefixtures("short_runs")
+
 
 def write(path: Path, **keys: Any) -> str:
     path.write_text(yaml.safe_dump(keys))
@@ -93,7 +95,7 @@ def test_progress_counts_each_of_several_sweeps_from_its_own_start(monkeypatch: 
 
 def test_the_unit_of_a_column_is_that_of_the_rates_it_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The bisection also runs rates at which requests wait for seconds; the table does not show them."""
-    base, params = constant(1.0, 500), {"policy.delay_factor": [0, 0.1]}
+    base, params = constant(1.0, 100), {"policy.delay_factor": [0, 0.1]}
     keys = {"params": params, "rates": [1, 2], "precision": "20%", "subject_to": "p99_ttft_ms <= 45"}
     said = run_sim(capsys, "sweep", write(tmp_path / "s.yaml", base=base, **keys), "-o", str(tmp_path / "o"), "-j", "1")
     assert "at 1 req/s (ms)" in said.out and "at 2 req/s (ms)" in said.out

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import yaml
-from servesim.study import pilot_runs
 from servesim.study.executor import Serial
 from servesim.study.pilot_runs import choose_terms
 from servesim.study.rate_summary import RateSummary, summarise
@@ -21,13 +20,8 @@ from servesim.study.verdict import join_rates, verdict_of
 
 from . import sweeps
 
+pytestmark = pytest.mark.usefixtures("short_runs")
 QUIET = ("-j", 1, "-q", "--no-report")
-
-
-@pytest.fixture(autouse=True)
-def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The length of the runs is not the subject here: test_run_length.py tests it."""
-    monkeypatch.setattr(pilot_runs, "MIN_REQUESTS", 200)
 
 
 def queue(requests: int = 200) -> dict[str, Any]:
@@ -155,19 +149,6 @@ def test_a_resumed_sweep_over_rates_writes_the_same_bytes(tmp_path: Path, lines:
         "best.yaml",
     ):
         assert (tmp_path / "part" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
-
-
-def test_a_process_pool_gives_the_records_of_one_process(tmp_path: Path) -> None:
-    trace = tmp_path / "trace.csv"
-    trace.write_text("arrival,prompt,output\n" + "".join(f"{k / 4},20,{5 + k % 7}\n" for k in range(40)))
-    base = {**queue(), "trace": str(trace)}
-    del base["workload"]
-    file = file_of(tmp_path, base=base, subject_to=["p99_ttft_ms <= 500"])
-    assert sweeps.sim("sweep", file, "-o", tmp_path / "one", *QUIET) == 0
-    assert sweeps.sim("sweep", file, "-o", tmp_path / "two", "-j", 2, "-q", "--no-report") == 0
-    assert (tmp_path / "one/runs.jsonl").read_bytes() == (tmp_path / "two/runs.jsonl").read_bytes()
-    best = yaml.safe_load((tmp_path / "one/best.yaml").read_text())
-    assert best["trace"]["rate"] in (2.0, 8.0, 16.0) and sweeps.sim("run", tmp_path / "one/best.yaml") == 0
 
 
 def test_requests_without_a_rate_have_no_rates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,6 +43,12 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def _without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reports are not the subject of most tests."""
+    monkeypatch.setattr("servesim.report.sweep_page.write_report", lambda *_: None)
+
+
 def test_the_answer_is_a_command_with_figures_and_its_sweeps_can_be_repeated(
     small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,6 +66,7 @@ def test_the_answer_is_a_command_with_figures_and_its_sweeps_can_be_repeated(
     assert (small / "again" / "best.yaml").read_text() == (folder / "sweep" / "best.yaml").read_text()
 
 
+@pytest.mark.usefixtures("_without_pages")
 def test_the_error_of_derived_times_is_known_for_vllm_only(
     small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +80,7 @@ def test_the_error_of_derived_times_is_known_for_vllm_only(
     assert said.code == 0 and "Expected error: not known: derived step times" in said.out
 
 
+@pytest.mark.usefixtures("_without_pages")
 def test_the_error_of_mxfp4_weights_is_that_of_their_own_runs(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The real TTFT may be 1 / (1 - 0.27) = 1.37 times as long, so it may miss a limit of 1.3 times the prediction."""
     said = run_sim(capsys, *QUESTION, "--model", "gpt-oss-120b", "--device", "H200")
@@ -82,6 +90,7 @@ def test_the_error_of_mxfp4_weights_is_that_of_their_own_runs(small: Path, capsy
     assert not is_close(bound, 900 / 1.4, MXFP4_ERRORS)
 
 
+@pytest.mark.usefixtures("_without_pages")
 def test_a_combination_that_the_engine_refuses_cannot_be_the_answer(
     small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,6 +100,7 @@ def test_a_combination_that_the_engine_refuses_cannot_be_the_answer(
     assert len(rows) == 5 and "does not start" in str(rows)  # budget 128 below 256 sequences
 
 
+@pytest.mark.usefixtures("_without_pages")
 def test_limits_that_no_setting_meets_are_said(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = run_sim(capsys, *QUESTION, *NAMES, "--subject-to", "mean_tpot_ms <= 0.001")
     assert said.code == 1 and said.out.startswith("No tested setting meets mean_tpot_ms <= 0.001 at 5 req/s.")
@@ -145,6 +155,7 @@ def test_every_server_with_flags_has_settings_to_try_and_starts_with_its_default
     assert FAMILIES
 
 
+@pytest.mark.usefixtures("_without_pages")
 def test_json_has_the_command_and_the_figures_and_a_second_question_gets_its_own_folder(
     small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -155,6 +166,7 @@ def test_json_has_the_command_and_the_figures_and_a_second_question_gets_its_own
         assert data["command"].startswith("vllm serve") and data["defaults"]["p99_ttft_ms"] > 0
 
 
+@pytest.mark.usefixtures("_without_pages")
 def test_of_settings_that_are_equal_at_this_load_the_one_that_holds_more_wins(
     small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,7 +174,7 @@ def test_of_settings_that_are_equal_at_this_load_the_one_that_holds_more_wins(
     grids = [{"policy.max_num_seqs": (2, 64)}]
     few = tunings()["vllm"]._replace(grids=grids, defaults=lambda about, requests: {"policy.max_num_seqs": 4})
     monkeypatch.setattr(recommending, "tunings", lambda: {"vllm": few})
-    monkeypatch.setattr(recommending, "REQUESTS", 400)
+    monkeypatch.setattr(recommending, "REQUESTS", 200)
     said = run_sim(capsys, *QUESTION, *NAMES, "--subject-to", "p99_ttft_ms <= 100")
     assert said.out.startswith("Best settings at 5 req/s: max_num_seqs 64."), said.out
     assert "Other settings are as good at this load; these hold more." in said.out
@@ -192,6 +204,7 @@ def test_the_load_from_which_on_drafts_cost_more() -> None:
         assert expected in DraftLoads("eagle", 3, True, changes).text
 
 
+@pytest.mark.usefixtures("_without_pages")
 def test_the_command_has_the_devices_and_the_precision(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = run_sim(capsys, *QUESTION, *NAMES, "--tensor-parallel", "2", "--precision", "fp8")
     assert "--tensor-parallel-size 2" in said.out and "--quantization fp8" in said.out

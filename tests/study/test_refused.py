@@ -48,9 +48,10 @@ def test_no_rate_is_tested_for_a_refused_configuration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pilot_runs, "MIN_REQUESTS", 40)
+    monkeypatch.setattr(pilot_runs, "MIN_TURNOVER", 2)
     out = tmp_path / "out"
     words = ("--rates", "2,8", "--precision", "20%", "--subject-to", "p99_ttft_ms <= 200")
-    assert sweeps.sim("sweep", study_file(tmp_path), "-o", out, "-j", 1, "-q", *words) == 0
+    assert sweeps.sim("sweep", study_file(tmp_path), "-o", out, *QUICK, *words) == 0
     text = capsys.readouterr().out
     assert f"max_num_batched_tokens=64 max_num_seqs=128: {REASON}" in text
     [row] = [line for line in text.splitlines() if line.endswith("  does not start")]

@@ -6,7 +6,8 @@ import json
 import os
 import random
 import signal
-import time
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -155,16 +156,15 @@ def _optuna() -> None:
     pytest.importorskip("optuna", reason="needs the extra `search` (optuna)")
 
 
-def fork_search(file: Path, kill_in: str = "", call: int = 0) -> int:
-    """Start a search in a copy of this process; with `kill_in`, it is killed after a call of this method of a study."""
+def fork_search(file: Path, prepare: Callable[[], None] = lambda: None) -> int:
+    """Start a search in a copy of this process, where `prepare` says when it is killed."""
     child = os.fork()
     if child:
         return child
     code = 99
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        if kill_in:
-            kill_after(kill_in, call)
+        prepare()
         code = sweeps.sim("search", file, "-o", "out", "--resume", *QUIET)
     finally:
         os._exit(code)
@@ -187,21 +187,27 @@ def kill_after(method: str, call: int) -> None:
     setattr(Study, method, counted)
 
 
-def wait(child: int, seconds: float) -> int:
-    """Return the exit status of a process; kill it if it hangs."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.002)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return 98
+def kill_at(size: int, calls: int) -> None:
+    """Kill this process a number of function calls after the journal has this size: anywhere, at any speed."""
+
+    def count(*_: object) -> None:
+        nonlocal size, calls
+        if written() >= size:
+            size, calls = 0, calls - 1
+            if calls < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.setprofile(count)
 
 
-def written(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.glob("*.j*") if path.is_file()) if folder.exists() else 0
+def status(child: int) -> int:
+    """Return the exit status of a process when it has ended."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def written() -> int:
+    """Return the bytes of the journal."""
+    return os.path.getsize("out/runs.jsonl") if os.path.exists("out/runs.jsonl") else 0
 
 
 @pytest.mark.slow
@@ -211,16 +217,11 @@ def test_a_search_killed_20_times_ends_with_the_files_of_one_that_was_not(sample
     base = sweeps.base(workload=sweeps.workload(6))
     file = search_file(Path(), base=base, batch=7, sampler=sampler, trials=60)
     assert sweeps.sim("search", file, "-o", "whole", *QUIET) == 0
-    rng, kills = random.Random(11), 0
+    rng = random.Random(11)
     for _ in range(20):
-        child, target = fork_search(file), written(Path("out")) + rng.randint(0, 1500)
-        end = time.monotonic() + 60
-        while written(Path("out")) < target and time.monotonic() < end:
-            time.sleep(0.0005)
-        os.kill(child, signal.SIGKILL)
-        kills += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert kills == 20, "the search ended before the last kill"
-    assert wait(fork_search(file), 120) == 0
+        size, more = written(), rng.randint(0, 1500)
+        assert status(fork_search(file, lambda: kill_at(size + more, rng.randint(0, 200)))) == -signal.SIGKILL  # noqa: B023
+    assert status(fork_search(file)) == 0
     assert results(Path("out")) == results(Path("whole"))
 
 
@@ -231,18 +232,9 @@ def test_a_search_killed_inside_a_batch_ends_with_the_files_of_one_that_was_not(
     file = search_file(Path(), base=base, batch=7, sampler=sampler, trials=30)
     assert sweeps.sim("search", file, "-o", "whole", *QUIET) == 0
     for method, call in (("ask", 3), ("tell", 4), ("tell", 7), ("ask", 10), ("tell", 9), ("ask", 14), ("tell", 2)):
-        child = fork_search(file, method, call)
-        assert wait(child, 120) == -signal.SIGKILL
-    assert wait(fork_search(file), 120) == 0
+        assert status(fork_search(file, lambda: kill_after(method, call))) == -signal.SIGKILL  # noqa: B023
+    assert status(fork_search(file)) == 0
     assert results(Path("out")) == results(Path("whole"))
-
-
-@pytest.mark.usefixtures("_optuna")
-def test_a_search_on_several_processes_equals_one_on_a_single_process() -> None:
-    file = search_file(Path(), trials=8, batch=4)
-    assert sweeps.sim("search", file, "-o", "one", *QUIET) == 0
-    assert sweeps.sim("search", file, "-o", "two", "-j", 2, "-q", "--no-report") == 0
-    assert results(Path("one")) == results(Path("two"))
 
 
 @pytest.mark.parametrize("command", ["sweep", "search"])

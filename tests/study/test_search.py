@@ -68,9 +68,9 @@ SAMPLERS: dict[str, dict[str, Any]] = {
 def test_a_search_cut_at_any_run_continues_with_the_same_trials_and_the_same_winner(
     sampler: str, tmp_path: Path
 ) -> None:
-    """Batches of 5 of 23 trials: most cuts are inside a batch, some inside a line."""
+    """Batches of 5 of 13 trials: most cuts are inside a batch, some inside a line."""
     base = sweeps.base(workload=sweeps.workload(8))
-    file, whole = search_file(tmp_path, base=base, trials=23, batch=5, **SAMPLERS[sampler]), tmp_path / "whole"
+    file, whole = search_file(tmp_path, base=base, trials=13, batch=5, **SAMPLERS[sampler]), tmp_path / "whole"
     assert sweeps.sim("search", file, "-o", whole, *QUIET) == 0
     text = (whole / "runs.jsonl").read_bytes()
     ends = [0, *(k + 1 for k, byte in enumerate(text) if byte == 10)]
@@ -140,5 +140,5 @@ def test_a_search_prefers_trials_that_meet_the_constraints(tmp_path: Path, keys:
     best = yaml.safe_load((tmp_path / "out/best.yaml").read_text())
     assert best["policy"]["decode_batch"] > 1
     assert (
-        sweeps.sim("search", search_file(tmp_path, **bound, trials=26), "-o", tmp_path / "out", "-q", "--resume") == 0
+        sweeps.sim("search", search_file(tmp_path, **bound, trials=26), "-o", tmp_path / "out", *QUIET, "--resume") == 0
     )

@@ -119,7 +119,7 @@ def test_replications_are_added_until_the_half_width_is_reached(tmp_path: Path) 
 
 
 def test_a_sweep_resumed_in_the_middle_plans_the_same_rounds(tmp_path: Path) -> None:
-    experiment = read_experiment(sweeps.sweep_file(tmp_path, ci="5%", max_replications=16))
+    experiment = read_experiment(sweeps.sweep_file(tmp_path, ci="5%", max_replications=8))
     records = sweep(experiment, tmp_path / "whole", Serial())
     whole = [tuple(task[:2]) for planned in plan_rounds(experiment, records) for task in planned]
     lines = (tmp_path / "whole/runs.jsonl").read_bytes().splitlines(keepends=True)
@@ -294,10 +294,10 @@ def test_the_winner_is_confirmed_on_new_replications(tmp_path: Path, capsys: pyt
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs pseudo-terminals")
 def test_a_terminal_gets_a_bar_with_rate_and_time_left(tmp_path: Path) -> None:
-    file = sweeps.sweep_file(tmp_path, replications=12)
+    file = sweeps.sweep_file(tmp_path, replications=2)
     text = on_terminal(["sweep", str(file), "-o", str(tmp_path / "out"), "-j", "1", "--no-report"])
-    assert re.search(r"sweep: +\d+%\|.*\| \d+/84 \[\d\d:\d\d<\d\d:\d\d, +[\d.]+(run/s|s/run)\]", text)
-    assert re.search(r"sweep: 100%\|.*\| 84/84 \[", text)
+    assert re.search(r"sweep: +\d+%\|.*\| \d+/14 \[\d\d:\d\d<\d\d:\d\d, +[\d.]+(run/s|s/run)\]", text)
+    assert re.search(r"sweep: 100%\|.*\| 14/14 \[", text)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -22,22 +21,21 @@ from servesim.study.journal import Journal, read_journal
 from servesim.study.sweep import sweep
 from servesim.study.sweep_file import read_experiment
 
+from ..events import wait_until
 from . import sweeps
 
-REPLICATIONS = 72  # of 7 configurations: long enough to be killed four times on any machine
+REPLICATIONS = 72  # of 7 configurations
+
+
+def whole_sweep(folder: Path, replications: int) -> Path:
+    """Write a sweep file and the result of an uninterrupted sweep in `out`."""
+    assert sweeps.sim("sweep", sweeps.sweep_file(folder, replications=replications), "-o", folder / "out", "-j", 1) == 0
+    return folder
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a sweep file and the result of an uninterrupted sweep in `out`."""
-    folder = tmp_path_factory.mktemp("whole")
-    assert sweeps.sim("sweep", sweeps.sweep_file(folder, replications=REPLICATIONS), "-o", folder / "out", "-j", 1) == 0
-    return folder
-
-
-def lines(folder: Path) -> int:
-    path = folder / "runs.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+    return whole_sweep(tmp_path_factory.mktemp("whole"), REPLICATIONS)
 
 
 def children(pid: int) -> list[int]:
@@ -54,36 +52,34 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_for(condition: Any, seconds: float = 300.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "timed out"
-        time.sleep(0.005)
-
-
 @pytest.mark.slow
-def test_a_sweep_killed_at_random_times_ends_byte_identical_without_orphans(whole: Path, tmp_path: Path) -> None:
+def test_a_sweep_killed_at_random_times_ends_byte_identical_without_orphans(tmp_path: Path) -> None:
     rng, out = random.Random(6), tmp_path / "out"
+    file = sweeps.held_sweep_file(tmp_path, replications=REPLICATIONS)
+    words = ("sweep", file, "-o", out, "--resume", "-j", 2, "--trust")
     for number in (signal.SIGKILL, signal.SIGINT, signal.SIGKILL, signal.SIGTERM):
-        before = lines(out)
-        process = sweeps.start("sweep", whole / "sweep.yaml", "-o", out, "--resume", "-j", 2)
-        target = before + rng.randint(1, 30)
-        wait_for(lambda: lines(out) >= target or process.poll() is not None)  # noqa: B023
+        for mark in tmp_path.glob("held-*"):
+            mark.unlink()
+        process = sweeps.start(*words)
+        target = sweeps.lines(out) + rng.randint(1, 30)
+        wait_until(lambda: sweeps.lines(out) >= target or sweeps.held(tmp_path) == 2, "runs")  # noqa: B023
         workers = children(process.pid)
-        time.sleep(rng.random() * 0.05)
         process.send_signal(number)
-        _, error = process.communicate(timeout=300)
-        wait_for(lambda: not any(alive(pid) for pid in workers))  # noqa: B023
+        _, error = process.communicate()
+        wait_until(lambda: not any(alive(pid) for pid in workers), "the end of the workers")  # noqa: B023
         assert process.returncode == (130 if number in (signal.SIGINT, signal.SIGTERM) else -number), error
         assert number == signal.SIGKILL or "--resume" in error
-        assert lines(out) < 7 * REPLICATIONS, "the sweep ended before it was killed"
-    process = sweeps.start("sweep", whole / "sweep.yaml", "-o", out, "--resume", "-j", 2)
-    _, error = process.communicate(timeout=600)
+    assert 0 < sweeps.lines(out) < 7 * REPLICATIONS
+    (tmp_path / "hold").unlink()
+    process = sweeps.start(*words)
+    _, error = process.communicate()
     assert process.returncode == 0, error
-    assert sweeps.contents(out) == sweeps.contents(whole / "out")
+    assert sweeps.sim("sweep", file, "-o", tmp_path / "whole", "-j", 1, "--trust") == 0
+    assert sweeps.contents(out) == sweeps.contents(tmp_path / "whole")
 
 
-def test_a_journal_cut_at_any_byte_is_resumed_to_the_same_bytes(whole: Path, tmp_path: Path) -> None:
+def test_a_journal_cut_at_any_byte_is_resumed_to_the_same_bytes(tmp_path: Path) -> None:
+    whole = whole_sweep(tmp_path, 4)
     text = (whole / "out/runs.jsonl").read_bytes()
     experiment = read_experiment(whole / "sweep.yaml")
     rng = random.Random(2)
@@ -131,7 +127,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.slow
 def test_no_space_left_leaves_only_complete_lines(whole: Path, tiny_disk: Path, tmp_path: Path) -> None:
     process = sweeps.start("sweep", whole / "sweep.yaml", "-o", tiny_disk / "out", "-j", 2, "-q")
-    _, error = process.communicate(timeout=600)
+    _, error = process.communicate()
     assert process.returncode == 1
     message = "No space left on device; free disk space, then continue with --resume"
     assert error == f"sim: {tiny_disk}/out/runs.jsonl: {message}\n"
@@ -155,7 +151,7 @@ def test_no_run_is_lost_when_a_worker_dies(tmp_path: Path) -> None:
     )
     file = sweeps.sweep_file(tmp_path, base=sweeps.base(policy={"name": f"{own}:Deadly"}), replications=2)
     process = sweeps.start("sweep", file, "-o", tmp_path / "out", "-j", 2, "-q", "--trust")
-    _, error = process.communicate(timeout=600)
+    _, error = process.communicate()
     assert process.returncode == 0, error
     assert (tmp_path / "mark").exists()
     assert sweeps.sim("sweep", file, "-o", tmp_path / "again", "-j", 1, "--trust") == 0
@@ -194,7 +190,7 @@ def test_chunks_of_dead_workers_are_retried_three_times(tmp_path: Path) -> None:
         list(fatal.run("", tasks))
 
 
-def test_two_sweeps_cannot_write_to_one_journal(whole: Path, tmp_path: Path) -> None:
+def test_two_sweeps_cannot_write_to_one_journal(tmp_path: Path) -> None:
     with Journal(tmp_path / "runs.jsonl"):
         with pytest.raises(BadInput, match="another process is writing to it"), Journal(tmp_path / "runs.jsonl"):
             pass

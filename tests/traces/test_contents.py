@@ -32,7 +32,7 @@ def expand(content: Content) -> list[Any]:
     return [(name, k) for name, count in content.pieces for k in range(count)]
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(tokens, tokens), min_size=1, max_size=10))
 def test_prompts_of_token_ids_share_exactly_their_equal_beginnings(rows: list[tuple[list[int], list[int]]]) -> None:
     texts = TokenTexts()
@@ -42,7 +42,7 @@ def test_prompts_of_token_ids_share_exactly_their_equal_beginnings(rows: list[tu
         assert equal_beginning(expand(first), expand(second)) == equal_beginning(one, other)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(st.lists(tokens, min_size=1, max_size=6), st.lists(tokens, min_size=6, max_size=6), st.data())
 def test_a_prompt_of_token_ids_contains_the_answer_of_the_turn_before(
     questions: list[list[int]], answers: list[list[int]], data: st.DataObject

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -123,13 +124,33 @@ def test_rounded_time_stamps_distort_the_variation_of_gaps_but_not_the_dispersio
     assert dispersion(rounded, 60) == pytest.approx(dispersion(exact, 60), rel=0.15)
 
 
-def test_a_trace_loads_in_a_small_multiple_of_the_time_to_create_its_requests(tmp_path: Path) -> None:
+def write_rows(path: Path, rows: int) -> Path:
+    """Write a trace with this many requests."""
     rng = np.random.default_rng(2)
-    arrivals, prompts, outputs = rng.exponential(0.1, 50_000).cumsum(), *rng.integers(1, 2000, (2, 50_000))
-    rows = (f"{arrival:.6f},{prompt},{output}\n" for arrival, prompt, output in zip(arrivals, prompts, outputs))
-    path = tmp_path / "trace.csv"
-    path.write_text("arrival_s,prompt_tokens,output_tokens\n" + "".join(rows))
-    check_speed(path)
+    arrivals, prompts, outputs = rng.exponential(0.1, rows).cumsum(), *rng.integers(1, 2000, (2, rows))
+    lines = (f"{arrival:.6f},{prompt},{output}\n" for arrival, prompt, output in zip(arrivals, prompts, outputs))
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n" + "".join(lines))
+    return path
+
+
+def test_a_row_of_a_trace_is_read_in_a_few_calls(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "trace.csv", 2000)
+    load(path)  # imports what it needs
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    load(path)
+    sys.setprofile(None)
+    assert calls < 6 * 2000  # today 3 of each row
+
+
+@pytest.mark.live
+def test_a_trace_loads_in_a_small_multiple_of_the_time_to_create_its_requests(tmp_path: Path) -> None:
+    check_speed(write_rows(tmp_path / "trace.csv", 50_000))
 
 
 def check_speed(path: Path) -> None:

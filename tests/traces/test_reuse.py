@@ -64,7 +64,7 @@ def sharing_requests(draw: st.DrawFn) -> list[Request]:
     return requests
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(sharing_requests(), st.sampled_from([1, 2, 3, 4, 8]))
 def test_hit_rates_are_those_of_a_cache_that_evicts_the_least_recently_used_block(
     requests: list[Request], size: int
@@ -83,7 +83,7 @@ def test_hit_rates_are_those_of_a_cache_that_evicts_the_least_recently_used_bloc
     assert reuse["cache_sizes"][-1]["hit_rate"] == reuse["hit_rate"]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(sharing_requests(), st.sampled_from([1, 2, 3, 4, 8]))
 def test_blocks_seen_before_are_those_of_an_earlier_prompt_or_answer(requests: list[Request], size: int) -> None:
     known: set[Block] = set()

@@ -91,13 +91,13 @@ def write_and_read(trace: Trace, format: str, suffix: str) -> Trace:
         return load(path)
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(traces(), st.sampled_from([".csv", ".jsonl.gz"]))
 def test_servesim_files_keep_every_field(trace: Trace, suffix: str) -> None:
     assert fields(write_and_read(trace, "servesim", suffix)) == fields(trace)
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(traces())
 def test_mooncake_keeps_lengths_prefixes_sessions_priorities_chains_and_milliseconds(trace: Trace) -> None:
     returned = write_and_read(trace, "mooncake", ".jsonl")
@@ -151,7 +151,7 @@ def test_mooncake_has_one_hash_id_per_block_and_new_ids_are_unique(size: int) ->
     assert notes[1:] == (["one hash id is 64 tokens, not 512: set the block size of the reader"] if size == 64 else [])
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(traces(chains=False))
 def test_a_round_trip_through_timed_trace_keeps_arrivals_lengths_and_prefixes(trace: Trace) -> None:
     returned = write_and_read(write_and_read(trace, "timed-trace", ".jsonl"), "servesim", ".csv")

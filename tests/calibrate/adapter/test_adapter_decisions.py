@@ -93,19 +93,19 @@ def compare_with_simulation(
 @pytest.mark.parametrize("fields", SETTINGS.values(), ids=SETTINGS)
 def test_policy_decides_the_same_in_the_server_and_in_the_simulation(fields: dict[str, Any], lag: int) -> None:
     compared = preempted = 0
-    for seed in range(12):
+    for seed in range(8):
         requests, batch, blocks, size = random_world(random.Random(seed))
         policy = LLMServing(decode_batch=batch, **fields)
         counts = compare_with_simulation(requests, policy, batch, blocks, size, lag)
         compared, preempted = compared + counts[0], preempted + counts[1]
-    assert compared > 400
-    assert preempted > 8
+    assert compared > 250
+    assert preempted > 5
 
 
 @pytest.mark.parametrize("lag", [2, 7])
 def test_any_settings_decide_the_same_in_the_server_and_in_the_simulation(lag: int) -> None:
     compared = 0
-    for seed in range(60):
+    for seed in range(40):
         rng = random.Random(seed)
         requests, batch, blocks, size = random_world(rng)
         for request in requests:
@@ -114,7 +114,7 @@ def test_any_settings_decide_the_same_in_the_server_and_in_the_simulation(lag: i
                 request[fault] = rng.randint(1, request["max_new_tokens"])
         policy = LLMServing(decode_batch=batch, **random_settings(rng))
         compared += compare_with_simulation(requests, policy, batch, blocks, size, lag)[0]
-    assert compared > 2400
+    assert compared > 1600
 
 
 @pytest.mark.parametrize("preset", ["contest-baseline", "debias", "moon", "xidian", "yyds"])

@@ -90,7 +90,7 @@ def check_answers(requests: list[dict[str, Any]], answers: dict[str, list[int]])
 def test_decisions_and_every_token_with_8_prompts_per_prefill(seq_length: Optional[int]) -> None:
     steps = preempted = tokens = 0
     groups: list[int] = []
-    for seed in range(30):
+    for seed in range(20):
         rng = random.Random(seed)
         requests, _, blocks, size = random_world(rng)
         batch = rng.randint(2, 10)
@@ -102,9 +102,9 @@ def test_decisions_and_every_token_with_8_prompts_per_prefill(seq_length: Option
             tokens += check_answers(requests, server.log["answers"])
         steps, preempted = steps + counts[0], preempted + counts[1]
         groups += server.log["groups"]
-    assert steps > 1000
-    assert preempted > 50
-    assert tokens > 2000
+    assert steps > 700
+    assert preempted > 35
+    assert tokens > 1400
     assert set(range(1, 9)) <= set(groups)
 
 

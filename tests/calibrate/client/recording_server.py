@@ -102,4 +102,4 @@ def recording_server(
             yield server
         finally:
             server.shutdown()
-            thread.join(10)
+            thread.join()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import pytest
 
 aiohttp = pytest.importorskip("aiohttp")
 from aiohttp import web  # noqa: E402
+from servesim.calibrate.client import load_generator  # noqa: E402
 from servesim.calibrate.client.load_generator import KEEP_ALIVE_S, LoadGenerator, send  # noqa: E402
 from servesim.calibrate.client.protocols import Event, LlmServing, OpenAI  # noqa: E402
 from servesim.calibrate.client.server_counters import served_model  # noqa: E402
@@ -24,6 +26,7 @@ from servesim.costs.device_profile import Profile  # noqa: E402
 from servesim.costs.linear import LinearCost  # noqa: E402
 
 from ...conftest import RECORDINGS  # noqa: E402
+from ...events import PATIENCE_S  # noqa: E402
 from .recording_server import recording_server  # noqa: E402
 
 CAPTURE = RECORDINGS / "llm-serving" / "http_capture.txt"
@@ -62,12 +65,12 @@ def server(handler: Callable[[web.Request, int], Any]) -> Iterator[str]:
 
     thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
-    assert started.wait(120)
+    assert started.wait(PATIENCE_S)
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
         done.set()
-        thread.join(120)
+        thread.join(PATIENCE_S)
 
 
 async def answer(request: web.Request, *parts: bytes) -> web.StreamResponse:
@@ -100,21 +103,29 @@ def test_every_kind_of_server_failure_is_counted() -> None:
             return web.Response()
         if kind == 4:
             return await answer(request, b"what is this?\n")
-        if kind == 5:
-            await asyncio.sleep(600)
         return await answer(request, b": You can't see this ping\n\n", TOKEN, TOKEN[:40], TOKEN[40:], LAST)
 
     with server(faulty) as url:
-        load = send(url, LlmServing(), make_requests(80), timeout=10.0)
-    assert outcomes(load) == {"finished": 20, "refused": 20, "broken": 30, "timed out": 10}
-    assert sum(outcomes(load).values()) == 80
+        load = send(url, LlmServing(), make_requests(80), timeout=PATIENCE_S)
+    assert outcomes(load) == {"finished": 30, "refused": 20, "broken": 30}
     reasons = client_metrics(load)["reasons"]
     assert reasons["HTTP 503: busy"] == 10
     assert reasons["Error202: prompt out of range"] == 10
     assert reasons["the stream ended before the response was complete"] == 10
     assert sum(count for reason, count in reasons.items() if "unexpected line for this API" in reason) == 10
-    assert client_metrics(load)["pings"] == 20
+    assert client_metrics(load)["pings"] == 30
     assert client_metrics(load)["short_answers"] == {"requests": 0, "tokens": 0, "asked": 0}
+
+
+def test_requests_without_an_answer_time_out() -> None:
+    async def hang(request: web.Request, number: int) -> web.StreamResponse:
+        response = web.StreamResponse() if number % 2 else await answer(request, TOKEN)
+        await asyncio.sleep(600)
+        return response
+
+    with server(hang) as url:
+        load = send(url, LlmServing(), make_requests(10), timeout=0.5)
+    assert outcomes(load) == {"timed out": 10}
 
 
 def test_a_server_gets_the_ids_of_the_trace() -> None:
@@ -125,12 +136,12 @@ def test_a_server_gets_the_ids_of_the_trace() -> None:
         return web.Response(body=LAST)
 
     with server(handle) as url:
-        send(url, LlmServing(), [Request(7, 0.0, 3, 2), Request("a b", 0.05, 3, 2), Request("a\nb", 0.1, 3, 2)], 10.0)
-    assert got == ["7", "a b", None]
+        send(url, LlmServing(), [Request(id, 0.0, 3, 2) for id in (7, "a b", "a\nb")], PATIENCE_S)
+    assert set(got) == {"7", "a b", None}
 
 
 def test_an_unreachable_server_is_reported_at_once() -> None:
-    load = send("http://127.0.0.1:9", LlmServing(), make_requests(20), timeout=60.0)
+    load = send("http://127.0.0.1:9", LlmServing(), make_requests(20), timeout=PATIENCE_S)
     assert outcomes(load) == {"broken": 20}
 
 
@@ -146,7 +157,7 @@ def test_a_request_whose_connection_is_dropped_is_sent_once_more() -> None:
         return await answer(request, TOKEN, TOKEN, LAST)
 
     with server(drops) as url:
-        load = send(url, LlmServing(), make_requests(3), timeout=60.0)
+        load = send(url, LlmServing(), make_requests(3), timeout=PATIENCE_S)
     assert seen == {"0": 2, "1": 2, "2": 1}
     assert [(sent.outcome, sent.repeated) for sent in load.sent_requests] == [
         ("broken", True), ("finished", True), ("finished", False),
@@ -154,7 +165,9 @@ def test_a_request_whose_connection_is_dropped_is_sent_once_more() -> None:
     assert client_metrics(load)["repeated"] == 2
 
 
-def test_an_idle_connection_is_closed_before_vllm_closes_it() -> None:
+def test_an_idle_connection_is_closed_before_vllm_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert KEEP_ALIVE_S < 5.0  # of vLLM
+    monkeypatch.setattr(load_generator, "KEEP_ALIVE_S", 0.1)
     ports = []
 
     async def note_port(request: web.Request, _: int) -> web.StreamResponse:
@@ -163,9 +176,9 @@ def test_an_idle_connection_is_closed_before_vllm_closes_it() -> None:
         return web.Response(body=b"data: [DONE]\n")
 
     with server(note_port) as url:
-        arrivals = (0.0, 0.5, KEEP_ALIVE_S + 1.5)
-        send(url, OpenAI("m"), [Request(id, arrival, 4, 1) for id, arrival in enumerate(arrivals)], timeout=60.0)
-    assert len(ports) == 3 and ports[2] != ports[1]
+        second = Request(1, 0.0, 4, 1, follows=0, think_time=0.5)
+        send(url, OpenAI("m"), [Request(0, 0.0, 4, 1), second], timeout=PATIENCE_S)
+    assert len(set(ports)) == 2
 
 
 def test_a_killed_server_breaks_open_requests_without_a_hang() -> None:
@@ -183,11 +196,11 @@ def test_a_killed_server_breaks_open_requests_without_a_hang() -> None:
     done: dict[str, LoadGenerator] = {}
     with server(slow) as url:
         client = threading.Thread(
-            target=lambda: done.update(load=send(url, LlmServing(), make_requests(40), timeout=300.0))
+            target=lambda: done.update(load=send(url, LlmServing(), make_requests(40), timeout=PATIENCE_S))
         )
         client.start()
-        assert all_answered.wait(120)
-    client.join(120)
+        assert all_answered.wait(PATIENCE_S)
+    client.join(PATIENCE_S)
     assert not client.is_alive()
     assert outcomes(done["load"]) == {"finished": 5, "broken": 35}
 
@@ -209,23 +222,26 @@ def test_requests_are_sent_on_time_without_waiting_for_responses() -> None:
 
 def test_a_follower_is_sent_after_its_predecessor_ended_and_its_think_time() -> None:
     async def prompt(request: web.Request, number: int) -> web.StreamResponse:
-        await asyncio.sleep(0.1)
         return await answer(request, TOKEN, TOKEN, LAST)
 
     first, second = Request("a", 0.0, 3, 2), Request("b", 0.0, 3, 2, follows="a", think_time=0.2)
     with server(prompt) as url:
-        load = send(url, LlmServing(), [first, second], timeout=120.0)
+        load = send(url, LlmServing(), [first, second], timeout=PATIENCE_S)
     a, b = load.sent_requests
     assert a.ended_at is not None
     assert b.sent_at is not None
-    assert 0.2 <= b.sent_at - a.ended_at < 10
+    assert b.sent_at - a.ended_at >= 0.2
 
 
 @pytest.mark.live
 def test_client_side_times_become_the_metrics_of_a_run() -> None:
+    gaps = []  # of the server
+
     async def steady(request: web.Request, number: int) -> web.StreamResponse:
         response = await answer(request, TOKEN)
+        start = time.perf_counter()
         await asyncio.sleep(0.1)
+        gaps.append(time.perf_counter() - start)
         await response.write(TOKEN + LAST)
         return response
 
@@ -236,7 +252,7 @@ def test_client_side_times_become_the_metrics_of_a_run() -> None:
     result = run.result()
     assert result["completed"] == 4
     assert result["total_output_tokens"] == 8
-    assert 80 < result["mean_tpot_ms"] < 400
+    assert result["mean_tpot_ms"] == pytest.approx(1e3 * sum(gaps) / 4, rel=0.3)
     assert result["outcomes"] == {"finished": 4}
 
 
@@ -295,10 +311,10 @@ def test_an_event_of_vllm_can_have_several_tokens() -> None:
 def test_a_server_that_refuses_the_running_count_is_asked_without_it() -> None:
     """Old versions of vLLM accept no unknown options. All requests that were refused are sent again."""
     with recording_server(refused="continuous_usage_stats") as old:
-        sent = send(old.url, OpenAI("m"), [Request(f"{k}", 0.0, 8, 1) for k in range(5)], 10.0).sent_requests
+        sent = send(old.url, OpenAI("m"), [Request(f"{k}", 0.0, 8, 1) for k in range(5)], PATIENCE_S).sent_requests
         assert [(s.outcome, s.written) for s in sent] == [("finished", 1)] * 5
     with recording_server(refused="ignore_eos") as other:
-        (sent_one,) = send(other.url, OpenAI("m"), [Request("x", 0.0, 8, 1)], 10.0).sent_requests
+        (sent_one,) = send(other.url, OpenAI("m"), [Request("x", 0.0, 8, 1)], PATIENCE_S).sent_requests
         assert sent_one.outcome == "refused" and "extra fields not permitted: ignore_eos" in str(sent_one.reason)
 
 

@@ -20,6 +20,7 @@ from servesim.calibrate.client.server_counters import (
 )
 from servesim.core import Request
 
+from ...events import PATIENCE_S
 from ..server.serving import service
 from .recording_server import recording_server
 
@@ -88,7 +89,7 @@ def test_counters_of_sim_serve_have_the_times_inside_the_server() -> None:
     with service(cost={"base": 0.01}) as served:
         url = f"http://127.0.0.1:{served.port}"
         before = read_counters(url)
-        load = send(url, OpenAI("fake"), requests, timeout=300.0)
+        load = send(url, OpenAI("fake"), requests, timeout=PATIENCE_S)
         counted = counted_between(before, read_counters(url), finished=8)
         trip = round_trip_ms(url)
     at_client = [1e3 * (sent.times[0] - (sent.sent_at or 0.0)) for sent in load.sent_requests]
@@ -140,7 +141,7 @@ def test_a_wrong_answer_has_no_counters(answer: bytes) -> None:
         thread = threading.Thread(target=serve)
         thread.start()
         counters = read_counters(f"http://127.0.0.1:{listener.getsockname()[1]}")
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert counted_between({"vllm:num_preemptions_total": 0.0}, counters, finished=1) == {}
 
 

@@ -8,18 +8,18 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import yaml
-from servesim.calibrate.device.backend import MODELS
 from servesim.calibrate.device.counters import DeviceSampler, parse_npu, parse_nvidia
-from servesim.calibrate.device.fake import FakeBackend
 from servesim.calibrate.device.worker_client import Worker
-from servesim.calibrate.probe import measure
 from servesim.calibrate.probe.power import measure_power
 from servesim.calibrate.probe.session import ProbeSession, read_probe, run_session
 from servesim.cli import main
+
+from ...events import PATIENCE_S, wait_until
+from .worker_here import WorkerHere
 
 USAGES = """\
 \tNPU ID                         : 0
@@ -70,9 +70,7 @@ def add_tool(folder: Path, name: str, text: str) -> None:
 
 
 def wait_for_sample(sampler: DeviceSampler) -> None:
-    deadline = time.monotonic() + 30
-    while not sampler.samples and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: sampler.samples, "a sample")
 
 
 def test_a_line_of_nvidia_smi() -> None:
@@ -93,7 +91,10 @@ def test_outputs_of_npu_smi() -> None:
 
 
 @pytest.mark.parametrize(("tool", "text", "power"), [("nvidia-smi", WORKING, 500.0), ("npu-smi", NPU, 161.2)])
-def test_a_tool_gives_samples_until_the_end(tools: Path, tool: str, text: str, power: float) -> None:
+def test_a_tool_gives_samples_until_the_end(
+    tools: Path, tool: str, text: str, power: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("servesim.calibrate.device.counters.TIMEOUT_S", PATIENCE_S)
     add_tool(tools, tool, text)
     with DeviceSampler() as sampler:
         wait_for_sample(sampler)
@@ -115,10 +116,11 @@ def test_a_tool_that_does_not_work_is_one_line(tools: Path, text: str, remark: s
     sampler = DeviceSampler()
     sampler.start()
     if text == FAILING:
-        sampler._thread.join(30)
+        sampler._thread.join(PATIENCE_S)
     start = time.monotonic()
     sampler.stop()
-    assert time.monotonic() - start < 20 and (sampler._process is None or sampler._process.poll() is not None)
+    assert time.monotonic() - start < PATIENCE_S  # half of what the hanging tool takes
+    assert sampler._process is None or sampler._process.poll() is not None
     assert sampler.remark is not None and sampler.remark.startswith(remark) and "\n" not in sampler.remark
 
 
@@ -145,21 +147,6 @@ def test_power_by_kind_needs_samples(tools: Path, monkeypatch: pytest.MonkeyPatc
     assert ran.count("failed") == 1 and ran.count("prefill") > 1
 
 
-class WorkerInThisProcess:
-    """A loaded fake backend with the interface of a worker."""
-
-    def __init__(self) -> None:
-        self.backend = FakeBackend({"base": 0.001})
-        self.backend.load(MODELS["tiny"], 64, 16, 8)
-
-    def describe(self) -> dict[str, Any]:
-        return self.backend.describe()
-
-    def call(self, name: str, timeout: float, progress: Any, **args: Any) -> Any:
-        assert name == "probe"
-        return measure.run(self.backend, args, progress)
-
-
 @pytest.mark.live
 def test_a_probe_keeps_the_counters_and_the_power_of_each_kind(
     tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -169,7 +156,9 @@ def test_a_probe_keeps_the_counters_and_the_power_of_each_kind(
     add_tool(tools, "nvidia-smi", WORKING)
     settings = {"backend": "fake", "budget": 2.0, "max_rows": 2, "max_tokens": 32, "max_seq_len": 64}
     session = ProbeSession(tmp_path / "probe", settings)
-    result = run_session(cast(Worker, WorkerInThisProcess()), session, True)
+    worker = WorkerHere(cost={"base": 0.001})
+    worker.load("tiny", 64, 16, 8)
+    result = run_session(cast(Worker, worker), session, True)
     rows = list(csv.DictReader((tmp_path / "probe" / "device.csv").open()))
     assert len(rows) == len(result["counters"]["samples"]) > 0
     about = (read_probe(tmp_path / "probe") or {})["about"]

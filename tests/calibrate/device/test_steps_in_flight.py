@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +10,8 @@ from typing import Any
 import pytest
 from servesim.calibrate.device.backend import MODELS, Backend, Row
 from servesim.calibrate.device.fake import FakeBackend
+
+from ..conftest import VirtualTime
 
 MICRO = MODELS["micro"]
 BLOCKS = 24  # of one request
@@ -148,14 +149,13 @@ def test_the_logits_are_those_of_the_collected_step() -> None:
     assert (backend.logits() == expected).all()
 
 
-def test_a_fake_device_runs_launched_steps_one_after_another() -> None:
+def test_a_fake_device_runs_launched_steps_one_after_another(virtual_time: VirtualTime) -> None:
     backend = FakeBackend({"base": 0.05})
     backend.load(MICRO, 8, 16)
-    start = time.perf_counter()
     backend.launch([Row([3], 0, [1])])
     backend.launch([Row([-1], 1, [1])])
-    assert time.perf_counter() - start < 0.05  # the host is free
+    assert virtual_time.now < 0.01  # the host is free
     backend.collect()
-    assert time.perf_counter() - start >= 0.05
+    assert 0.05 <= virtual_time.now < 0.06
     backend.collect()
-    assert time.perf_counter() - start >= 0.1
+    assert 0.1 <= virtual_time.now < 0.11

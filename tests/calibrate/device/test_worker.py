@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,8 @@ from servesim.calibrate.device.fake import FakeBackend
 from servesim.calibrate.device.worker_client import Worker, WorkerFailed
 
 from ...conftest import ROOT
+from ...events import wait_until
+from ..conftest import VirtualTime
 from .stepping_worker import SteppingWorker
 
 FREE: dict[str, float] = {}  # a cost model of 0 seconds
@@ -37,7 +38,7 @@ def run(backend, args, emit):
     for k in range(args.get("reports", 0)):
         emit({"done": k})
     if args["what"] == "sleep":
-        time.sleep(60)
+        time.sleep(3600)
     if args["what"] == "die":
         sys.stderr.write("first words\\nlast words\\n")
         sys.stderr.flush()
@@ -180,10 +181,7 @@ def test_a_worker_exits_when_its_parent_is_killed(package_copy: Path) -> None:
     process.kill()
     process.wait()
     process.stdout.close()
-    deadline = time.monotonic() + 120
-    while not gone(pid) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert gone(pid)
+    wait_until(lambda: gone(pid), "the end of the worker")
 
 
 def test_out_of_memory_has_its_own_error_and_the_backend_stays_usable() -> None:
@@ -194,18 +192,16 @@ def test_out_of_memory_has_its_own_error_and_the_backend_stays_usable() -> None:
         assert len(worker.step(ROWS[:1])) == 1
 
 
-def test_an_unsynchronised_step_of_a_delayed_device_would_look_short() -> None:
+def test_an_unsynchronised_step_of_a_delayed_device_would_look_short(virtual_time: VirtualTime) -> None:
     device = FakeBackend({"base": 0.01}, lag=1.0)
     device.load(MODELS["micro"], 8, 4)
-    start = time.perf_counter()
     device.step(ROWS)
-    returned = time.perf_counter() - start
+    assert 0.01 <= virtual_time.now < 0.02
     device.synchronize()
-    assert returned < 1.0 < 1.01 <= time.perf_counter() - start
+    assert 1.01 <= virtual_time.now < 1.02
 
 
-@pytest.mark.live
-def test_a_fake_step_takes_the_time_of_the_cost_model() -> None:
+def test_a_fake_step_takes_the_time_of_the_cost_model(virtual_time: VirtualTime) -> None:
     device = FakeBackend(
         {"base": 0.02, "prefill_token": 0.01, "decode_row": 0.005, "context": 0.001, "swap_block": 0.015}
     )
@@ -217,14 +213,9 @@ def test_a_fake_step_takes_the_time_of_the_cost_model() -> None:
         (0.035, lambda: device.swap_out([(0, 1)])),
     ]
     for expected, work in steps:
-        times = []
-        for _ in range(20):  # on a busy machine, some take longer
-            start = time.perf_counter()
-            work()
-            times.append(time.perf_counter() - start)
-            if times[-1] < expected + 0.02:
-                break
-        assert expected <= min(times) < expected + 0.02
+        start = virtual_time.now
+        work()
+        assert expected <= virtual_time.now - start < expected + 0.001
 
 
 def test_a_fake_step_reads_every_cached_token_through_its_block_table() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Awaitable, Iterator, Sequence
@@ -23,6 +22,8 @@ from servesim.engine.simulated import SimulatedClock
 from servesim.engine.step import Step
 from servesim.runs.build import build_scenario_loop
 
+from ...events import PATIENCE_S
+from ...warm import sim
 from ..client.test_load_generator import answer, server
 
 FaultyReply = Callable[[web.Request, int, int], Awaitable[Optional[web.StreamResponse]]]
@@ -60,7 +61,7 @@ def simulate_load(point: Point, design: Design, cost: StepCost, policy: Any, eng
 @contextmanager
 def fake_server(policy: str, cost: str, port: int = 0, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """Run `sim serve` with known costs in a separate process."""
-    command = [sys.executable, "-m", "servesim", "serve", "--backend", "fake", "--port", str(port), "--policy", policy]
+    command = [sim(), "serve", "--backend", "fake", "--port", str(port), "--policy", policy]
     command += ["--option", f"cost={cost}", "--set", "engine.num_blocks=4000", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     with process.stdout:
@@ -68,7 +69,7 @@ def fake_server(policy: str, cost: str, port: int = 0, *options: str) -> Iterato
             yield process.stdout.readline().strip().rpartition(" ")[2], process
         finally:
             process.terminate()
-            process.wait(300)
+            process.wait(PATIENCE_S)
 
 
 @contextmanager

@@ -97,7 +97,7 @@ def test_with_late_packets_true_costs_are_inside_the_intervals() -> None:
     """Packets are 1 ms late on average; steps take 10 ms or more. Intervals of two standard errors cover 95 %."""
     exact = [simulate_load(point, SMALL, COST, SLOTS, {}, 0.003) for point in SMALL.points()]
     inside = []
-    for seed in range(10):
+    for seed in range(5):
         rng = np.random.default_rng(seed)
         fit = fit_steps(observed_steps([delay_packets(load, number, rng) for number in range(3) for load in exact]))
         drawn = [with_parameters(fit.profile.cost, draw) for draw in fit.profile.uncertainty.draws]

@@ -10,22 +10,26 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
-import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional
+from typing import Callable, Optional
 
 import numpy as np
 import pytest
 
 aiohttp = pytest.importorskip("aiohttp")
 from aiohttp import web  # noqa: E402
+from servesim.calibrate.client.load_generator import LoadGenerator, send  # noqa: E402
+from servesim.calibrate.client.protocols import Api  # noqa: E402
+from servesim.calibrate.endpoint import measure  # noqa: E402
 from servesim.calibrate.endpoint.answers import LoadResult, loads_of  # noqa: E402
 from servesim.cli import main  # noqa: E402
-from servesim.core import Shape  # noqa: E402
+from servesim.core import Request, Shape  # noqa: E402
 from servesim.costs.device_profile import load_profile  # noqa: E402
 
+from ...events import PATIENCE_S, wait_until  # noqa: E402
+from ...warm import sim  # noqa: E402
 from .endpoints import fake_server, faulty_server, late_sleeps  # noqa: E402
 
 KNOWN = "{base: 0.015, prefill_token: 0.0002, decode_live: 0.0015, context: 0.00001}"
@@ -82,6 +86,15 @@ def test_known_costs_of_a_live_server_are_recovered_within_ten_percent(
     assert sum(row["kind"] == "decode" for row in samples) > 100 or late > BUSY
 
 
+def give_up_only(monkeypatch: pytest.MonkeyPatch, hangs: Callable[[Sequence[Request]], bool]) -> None:
+    """Let only loads that hang time out: on a slow machine, another one takes as long as it takes."""
+
+    def send_with_patience(url: str, api: Api, requests: Sequence[Request], timeout: float) -> LoadGenerator:
+        return send(url, api, requests, timeout if hangs(requests) else PATIENCE_S)
+
+    monkeypatch.setattr(measure, "send", send_with_patience)
+
+
 def calibrate(url: str, folder: Path, *options: str) -> int:
     quick = "--api llm-serving --lengths 16,64,256 --batches 2 --bursts 2 --output-tokens 12 --rounds 2 -q"
     return main(["calibrate", "endpoint", "--url", url, "-o", str(folder), *quick.split(), *options])
@@ -106,7 +119,7 @@ def test_loads_answered_with_500_are_recorded_and_the_rest_is_fitted(
     async def boom(request: web.Request, words: int, number: int) -> Optional[web.StreamResponse]:
         return web.Response(status=500, text="out of memory") if words > 100 else None
 
-    with faulty_server(boom) as url:
+    with faulty_server(boom) as url, late_sleeps(0.01) as delays:
         assert calibrate(url, tmp_path) == 0
     printed = capsys.readouterr().out
     assert "failed: single 1x256 #1: refused: HTTP 500: out of memory" in printed
@@ -117,20 +130,22 @@ def test_loads_answered_with_500_are_recorded_and_the_rest_is_fitted(
     profile = load_profile(tmp_path)
     assert profile.about["grid"]["prefill_tokens"][1] < 256
     assert {"load": "single 1x256 #1", "reason": "refused: HTTP 500: out of memory"} in profile.about["loads"]["failed"]
-    assert 0.0075 < profile.cost.decode(1, 1, 50) < 0.04  # 0.0105 on an idle machine
+    late = float(np.quantile(delays, 0.9))
+    assert 0.0075 < profile.cost.decode(1, 1, 50) < 0.0105 * (1.5 + 2 * late)  # 0.0105 on an idle machine
 
 
 def test_a_hanging_load_times_out_once_and_the_others_are_kept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def hang(request: web.Request, words: int, number: int) -> Optional[web.StreamResponse]:
         if words > 100:
             await asyncio.sleep(600)
         return None
 
+    give_up_only(monkeypatch, lambda requests: any(request.prompt > 100 for request in requests))
     with faulty_server(hang) as url:
-        assert calibrate(url, tmp_path, "--timeout", "4", "--batches", "2", "--bursts", "2") == 0
-    assert "failed: single 1x256 #1: timed out: no end after 4 s" in capsys.readouterr().out
+        assert calibrate(url, tmp_path, "--timeout", "0.5") == 0
+    assert "failed: single 1x256 #1: timed out: no end after 0.5 s" in capsys.readouterr().out
     by_load = outcomes(tmp_path)
     assert by_load["single 1x256 #1"] == {"timed out"}
     assert "single 1x256 #2" not in by_load
@@ -139,9 +154,10 @@ def test_a_hanging_load_times_out_once_and_the_others_are_kept(
 
 @pytest.mark.slow
 def test_a_server_that_does_not_recover_ends_the_calibration_with_the_results_so_far(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stuck = threading.Event()
+    give_up_only(monkeypatch, lambda requests: stuck.is_set() or any(request.prompt > 100 for request in requests))
 
     async def livelock(request: web.Request, words: int, number: int) -> Optional[web.StreamResponse]:
         """Like llm-serving with a prompt larger than its KV cache: no later request is served."""
@@ -170,8 +186,7 @@ def lasting_port() -> int:
 
 def kill_later(process: subprocess.Popen[str], folder: Path) -> None:
     """Kill a server once some of its answers have been written."""
-    while len(loads_in(folder)) < 4:
-        time.sleep(0.01)
+    wait_until(lambda: len(loads_in(folder)) >= 4, "four loads")
     process.kill()
 
 
@@ -183,7 +198,7 @@ def test_a_server_that_dies_is_reported_and_resume_finishes_the_work(
     cost = "{base: 0.01, prefill_token: 0.0001, decode_live: 0.001}"
     with fake_server("vllm-v1", cost, port) as (url, process):
         threading.Thread(target=kill_later, args=(process, tmp_path), daemon=True).start()
-        assert calibrate(url, tmp_path, "--timeout", "60") == 1
+        assert calibrate(url, tmp_path, "--timeout", "300") == 1
     assert "ended early: the server no longer answers since " in capsys.readouterr().out
     kept = {name for name, kinds in outcomes(tmp_path).items() if kinds == {"finished"}}
     assert kept
@@ -204,15 +219,12 @@ def test_an_interrupt_keeps_the_measurements(tmp_path: Path) -> None:
         return None
 
     with faulty_server(never) as url:
-        command = [sys.executable, "-m", "servesim", "calibrate", "endpoint", "--url", url, "--api", "llm-serving"]
+        command = [sim(), "calibrate", "endpoint", "--url", url, "--api", "llm-serving"]
         command += ["-o", str(tmp_path), "--rounds", "50", "-q"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            until = time.monotonic() + 300
-            while len(loads_in(tmp_path)) < 5:
-                assert time.monotonic() < until
-                time.sleep(0.05)
+            wait_until(lambda: len(loads_in(tmp_path)) >= 5, "five loads")
             process.send_signal(signal.SIGINT)
-            out, error = process.communicate(timeout=300)
+            out, error = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert f"interrupted; --resume -o {tmp_path} continues" in error
     assert "ended early: interrupted" in out

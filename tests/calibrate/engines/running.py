@@ -1,13 +1,10 @@
-"""Commands with an installed engine in the tests: their scenario, their environment and their results."""
+"""Commands with an installed engine in the tests: their scenario, the interpreter of the engine, and their results."""
 
 from __future__ import annotations
 
 import csv
-import os
-import subprocess
 import sys
 from pathlib import Path
-from typing import Optional
 
 FAKE = Path(__file__).parent / "fake"
 SCENARIO = """
@@ -19,27 +16,12 @@ profile: {kind: linear, base: 0.01, prefill_token: 0.001, decode_row: 0.002}
 """
 
 
-def environment(engine: Optional[Path] = FAKE, **variables: str) -> dict[str, str]:
-    """Return the environment of a command that finds the engine in a folder."""
-    path = os.pathsep.join(filter(None, [str(engine or ""), os.environ.get("PYTHONPATH", "")]))
-    return {**os.environ, "PYTHONPATH": path, "SERVESIM_VLLM_PYTHON": sys.executable, **variables}
-
-
-def command(*words: str) -> list[str]:
-    """Return the command line of `sim`."""
-    return [sys.executable, "-m", "servesim", *words]
-
-
-class Result:
-    """A command that has ended."""
-
-    def __init__(self, folder: Path, *words: str, engine: Optional[Path] = FAKE, **variables: str) -> None:
-        done = subprocess.run(
-            command(*words), cwd=folder, env=environment(engine, **variables), capture_output=True, text=True,
-            check=False,
-        )  # fmt: skip
-        self.code, self.out, self.error = done.returncode, done.stdout, done.stderr
-        self.lines = [line for line in self.error.splitlines() if "importing vllm" not in line]
+def interpreter(folder: Path, packages: Path = FAKE) -> str:
+    """Write an interpreter that finds an engine in a folder; return its path."""
+    file = folder / "python"
+    file.write_text(f'#!/bin/sh\nPYTHONPATH="{packages}:$PYTHONPATH" exec "{sys.executable}" "$@"\n')
+    file.chmod(0o755)
+    return str(file)
 
 
 def rows(folder: Path, name: str) -> list[dict[str, str]]:

@@ -7,14 +7,19 @@ import json
 import os
 import shutil
 import subprocess
-import time
-from collections.abc import Callable
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Optional
 
 import pytest
 
-from .running import FAKE, SCENARIO, Result, command, environment, rows
+from ...commands.running import Said, run_sim
+from ...events import wait_until
+from ...warm import sim
+from ..device.running_workers import running_workers
+from .running import FAKE, SCENARIO, interpreter, rows
+
+Capture = pytest.CaptureFixture[str]
 
 SCHEDULERS = """
 import os
@@ -63,35 +68,44 @@ class Speculates(Scheduler):
 """
 
 
-def workers() -> list[str]:
-    """Return the worker processes that are running."""
-    found = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = file.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if any(word.endswith(b"calibrate/device/worker.py") for word in words):
-            environment = (file.parent / "environ").read_bytes()
-            if str(FAKE).encode() in environment:
-                found.append(file.parent.name)
-    return found
+NAME_OF_TEST = "SERVESIM_TEST_FOLDER"  # in the environment of a command and of its worker
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def fake_vllm(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An interpreter with the small vLLM."""
+    return interpreter(tmp_path_factory.mktemp("interpreter"))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, fake_vllm: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with scenarios and schedulers."""
     (tmp_path / "own.yaml").write_text(SCENARIO)
     (tmp_path / "own.py").write_text(SCHEDULERS)
     text = SCENARIO.replace("name: vllm-v1", "name: engine, engine: vllm")
     (tmp_path / "engine.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SERVESIM_VLLM_PYTHON", fake_vllm)
     return tmp_path
 
 
+def run_process(folder: Path, *words: str, **environment: str) -> Said:
+    """Run a command in a process of its own, which must leave no worker."""
+    done = subprocess.run(
+        [sim(), *words], env={**os.environ, NAME_OF_TEST: str(folder), **environment}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert running_workers(NAME_OF_TEST, folder) == []
+    return Said(done.returncode, done.stdout, done.stderr)
+
+
 @pytest.mark.parametrize("is_async", ["true", "false"])
-def test_the_engine_in_the_loop_gives_the_same_requests_as_the_policy(folder: Path, is_async: str) -> None:
+def test_the_engine_in_the_loop_gives_the_same_requests_as_the_policy(
+    folder: Path, capsys: Capture, is_async: str
+) -> None:
     setting = ("--set", f"policy.async_scheduling={is_async}")
-    ours = Result(folder, "run", "own.yaml", "-o", "ours", "--json", "--no-fast-forward", *setting)
-    theirs = Result(folder, "run", "engine.yaml", "-o", "theirs", "--json", *setting)
+    ours = run_sim(capsys, "run", "own.yaml", "-o", "ours", "--json", "--no-fast-forward", *setting)
+    theirs = run_sim(capsys, "run", "engine.yaml", "-o", "theirs", "--json", *setting)
     assert (ours.code, theirs.code) == (0, 0), theirs.error
     assert rows(folder, "ours") == rows(folder, "theirs")
     assert sum(int(row["preemptions"]) for row in rows(folder, "ours")) > 3
@@ -100,17 +114,17 @@ def test_the_engine_in_the_loop_gives_the_same_requests_as_the_policy(folder: Pa
     assert "vLLM 0.32.0 decided" in theirs.error and "per second" in theirs.error
 
 
-def test_clients_that_give_up_when_others_send_a_request_leave_the_engine(folder: Path) -> None:
+def test_clients_that_give_up_when_others_send_a_request_leave_the_engine(folder: Path, capsys: Capture) -> None:
     setting = ("--set", "engine.client_timeout=0.5", "--set", "workload.arrivals={kind: constant, rate: 20}")
-    ours = Result(folder, "run", "own.yaml", "-o", "ours", *setting)
-    theirs = Result(folder, "run", "engine.yaml", "-o", "theirs", *setting)
+    ours = run_sim(capsys, "run", "own.yaml", "-o", "ours", *setting)
+    theirs = run_sim(capsys, "run", "engine.yaml", "-o", "theirs", *setting)
     assert (ours.code, theirs.code) == (0, 0), theirs.error
     assert rows(folder, "ours") == rows(folder, "theirs")
     assert {row["outcome"] for row in rows(folder, "ours")} == {"finished", "lost"}
 
 
-def test_equal_decisions_are_counted_and_stored_and_shown_in_reports(folder: Path) -> None:
-    result = Result(folder, "policies", "prove", "vllm-v1", "--scenario", "own.yaml", "--store", "proof.json")
+def test_equal_decisions_are_counted_and_stored_and_shown_in_reports(folder: Path, capsys: Capture) -> None:
+    result = run_sim(capsys, "policies", "prove", "vllm-v1", "--scenario", "own.yaml", "--store", "proof.json")
     assert result.code == 0, result.error
     proof = json.loads((folder / "proof.json").read_text())
     assert (
@@ -118,26 +132,24 @@ def test_equal_decisions_are_counted_and_stored_and_shown_in_reports(folder: Pat
     )
     text = f"decisions checked against the installed vLLM 0.32.0: {proof['steps']:,} of {proof['steps']:,} steps"
     assert f"{proof['steps']:,} of {proof['steps']:,} steps equal in 1 scenarios" in result.out
-    assert text in Result(folder, "run", "own.yaml", "--set", "proof=proof.json").out
+    assert text in run_sim(capsys, "run", "own.yaml", "--set", "proof=proof.json").out
     (folder / "proved.yaml").write_text(SCENARIO + "proof: proof.json\n")
     (folder / "sweep.yaml").write_text(
         "base: proved.yaml\nparams: {policy.max_num_seqs: [4, 12]}\nobjectives: [makespan]\n"
     )
-    assert Result(folder, "sweep", "sweep.yaml", "-o", "out", "-j", "1").code == 0
+    assert run_sim(capsys, "sweep", "sweep.yaml", "-o", "out", "-j", "1").code == 0
     assert text in (folder / "out" / "report.html").read_text()
-    older = Result(folder, "run", "own.yaml", "--set", "proof=proof.json", "--set", "policy.version=0.27.0")
+    older = run_sim(capsys, "run", "own.yaml", "--set", "proof=proof.json", "--set", "policy.version=0.27.0")
     assert "proof.json is about vllm-v1 0.32.0, not about vllm-v1 0.27.0" in older.out and text not in older.out
 
 
-def test_a_changed_rule_is_found_at_its_first_decision_with_both_states(folder: Path) -> None:
-    result = Result(
-        folder, "policies", "prove", "vllm-v1", "--scenario", "own.yaml",
-        "--scheduler-cls", "own.py:PreemptsOldest", "--store", "proof.json",
-    )  # fmt: skip
+def test_a_changed_rule_is_found_at_its_first_decision_with_both_states(folder: Path, capsys: Capture) -> None:
+    words = ("--scheduler-cls", "own.py:PreemptsOldest", "--store", "proof.json")
+    result = run_sim(capsys, "policies", "prove", "vllm-v1", "--scenario", "own.yaml", *words)
     assert result.code == 3
     found = json.loads((folder / "proof.json").read_text())["difference"]
     assert "preempted" in found["fields"]
-    ours = Result(folder, "run", "own.yaml", "--decisions", "log.jsonl")
+    ours = run_sim(capsys, "run", "own.yaml", "--decisions", "log.jsonl")
     log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     assert ours.code == 0
     assert found["step"] == next(line["step"] for line in log if line["preempted"])  # the first preemption
@@ -153,7 +165,7 @@ def test_a_scheduler_class_of_the_user_is_swept_against_the_stock_one(folder: Pa
         "params: {policy.scheduler_cls: [null, own.py:ShortestFirst], policy.max_num_seqs: [4, 12]}\n"
         "objectives: [mean_ttft_ms]\n"
     )
-    result = Result(folder, "sweep", "sweep.yaml", "-o", "out", "-j", "2")
+    result = run_process(folder, "sweep", "sweep.yaml", "-o", "out", "-j", "2")
     assert result.code == 0, result.error
     with (folder / "out" / "summary.csv").open() as file:
         means = {
@@ -163,78 +175,74 @@ def test_a_scheduler_class_of_the_user_is_swept_against_the_stock_one(folder: Pa
     assert len(means) == 4
     for seats in ("4", "12"):
         assert means["own.py:ShortestFirst", seats] < means["", seats]
-    assert workers() == []
 
 
-FAULTS: list[tuple[str, dict[str, Any], int, str]] = [
-    ("Raises", {}, 1, "policy engine: vllm worker: engine_decide failed, KeyError: 'no such block'"),
-    ("Killed", {}, 1, "died in engine_decide, killed by SIGKILL"),
-    ("Speculates", {}, 1, "this is not simulated"),
-    ("Missing", {}, 2, "policy.scheduler_cls: "),
-    ("", {"engine": Path(os.devnull)}, 2, "cannot import vllm; install it there, or name another interpreter"),
-    ("", {"SERVESIM_VLLM_PYTHON": "/no/python"}, 2, "--worker-python: cannot run /no/python: No such file"),
-    ("", {"SERVESIM_VLLM_PYTHON": "/bin/false"}, 1, "died in open, exit code 1"),
+FAULTS = [
+    ("Raises", None, 1, "policy engine: vllm worker: engine_decide failed, KeyError: 'no such block'"),
+    ("Killed", None, 1, "died in engine_decide, killed by SIGKILL"),
+    ("Speculates", None, 1, "this is not simulated"),
+    ("Missing", None, 2, "policy.scheduler_cls: "),
+    ("", sys.executable, 2, "cannot import vllm; install it there, or name another interpreter"),
+    ("", "/no/python", 2, "--worker-python: cannot run /no/python: No such file"),
+    ("", "/bin/false", 1, "died in open, exit code 1"),
 ]
 
 
-@pytest.mark.parametrize(("scheduler", "options", "code", "message"), FAULTS)
+@pytest.mark.parametrize(("scheduler", "python", "code", "message"), FAULTS)
 def test_a_fault_is_one_line_and_leaves_no_process(
-    folder: Path, scheduler: str, options: dict[str, Any], code: int, message: str
+    folder: Path, fake_vllm: str, scheduler: str, python: Optional[str], code: int, message: str
 ) -> None:
     setting = ("--set", f"policy.scheduler_cls=own.py:{scheduler}") if scheduler else ()
-    result = Result(folder, "run", "engine.yaml", "-q", *setting, **options)
-    assert (result.code, len(result.lines)) == (code, 1), result.error
-    assert message in result.lines[0]
-    assert workers() == []
+    said = run_process(folder, "run", "engine.yaml", "-q", *setting, SERVESIM_VLLM_PYTHON=python or fake_vllm)
+    assert (said.code, said.error.count("\n")) == (code, 1), said.error
+    assert message in said.error
 
 
-def test_a_scheduler_file_outside_the_working_folder_needs_trust(folder: Path) -> None:
+def test_a_scheduler_file_outside_the_working_folder_needs_trust(
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     inner = folder / "inner"
     inner.mkdir()
     (inner / "engine.yaml").write_text((folder / "engine.yaml").read_text())
     setting = ("--set", f"policy.scheduler_cls={folder}/own.py:ShortestFirst")
-    refused = Result(inner, "run", "engine.yaml", "-q", *setting)
+    monkeypatch.chdir(inner)
+    refused = run_sim(capsys, "run", "engine.yaml", "-q", *setting)
     assert refused.code == 2 and "outside the working folder" in refused.error
-    assert Result(inner, "run", "engine.yaml", "-q", "--trust", *setting).code == 0
+    assert run_sim(capsys, "run", "engine.yaml", "-q", "--trust", *setting).code == 0
 
 
-def test_a_scheduler_that_reads_the_clock_sees_the_simulated_time(folder: Path) -> None:
-    result = Result(folder, "run", "engine.yaml", "-q", "--set", "policy.scheduler_cls=own.py:ReadsTheClock")
+def test_a_scheduler_that_reads_the_clock_sees_the_simulated_time(folder: Path, capsys: Capture) -> None:
+    result = run_sim(capsys, "run", "engine.yaml", "-q", "--set", "policy.scheduler_cls=own.py:ReadsTheClock")
     assert result.code == 0, result.error
 
 
-def test_only_a_policy_with_the_rules_of_the_engine_can_be_proved(folder: Path) -> None:
-    result = Result(folder, "policies", "prove", "orca", "-q")
+def test_only_a_policy_with_the_rules_of_the_engine_can_be_proved(folder: Path, capsys: Capture) -> None:
+    result = run_sim(capsys, "policies", "prove", "orca", "-q")
     assert result.code == 2 and "possible: vllm-v1 --engine vllm" in result.error
-    other = Result(folder, "policies", "prove", "vllm-v1", "-q", "--scenario", "engine.yaml")
+    other = run_sim(capsys, "policies", "prove", "vllm-v1", "-q", "--scenario", "engine.yaml")
     assert other.code == 2 and "engine.yaml: policy.name: expected vllm-v1, got 'engine'" in other.error
 
 
 @pytest.mark.parametrize(("version", "rules"), [("0.9.1", "0.11.0"), ("0.33.0rc1", "0.32.0")])
 def test_a_version_outside_the_known_range_is_named_and_compared_with_the_nearest_rules(
-    folder: Path, version: str, rules: str
+    folder: Path, capsys: Capture, version: str, rules: str
 ) -> None:
     shutil.copytree(FAKE, folder / "engine")
     init = folder / "engine" / "vllm" / "__init__.py"
     init.write_text(init.read_text().replace("0.32.0", version))
-    result = Result(folder, "policies", "prove", "vllm-v1", "--scenario", "own.yaml", engine=folder / "engine")
+    own = interpreter(folder, folder / "engine")
+    said = run_process(folder, "policies", "prove", "vllm-v1", "--scenario", "own.yaml", SERVESIM_VLLM_PYTHON=own)
     reason = "only the rules of 0.11.0 to 0.32.0 are known"
-    assert f"warning: vLLM {version} is compared with the rules of {rules}: {reason}" in result.error
+    assert f"warning: vLLM {version} is compared with the rules of {rules}: {reason}" in said.error
 
 
 def test_a_killed_command_leaves_no_worker(folder: Path) -> None:
     words = ["run", "engine.yaml", "--set", "policy.scheduler_cls=own.py:Slow"]
-    process = subprocess.Popen(command(*words), cwd=folder, env=environment())
+    command = [sys.executable, "-m", "servesim", *words]
+    process = subprocess.Popen(command, env={**os.environ, NAME_OF_TEST: str(folder)})
     try:
-        wait_until(lambda: len(workers()) == 1)
+        wait_until(lambda: len(running_workers(NAME_OF_TEST, folder)) == 1, "the worker of the command")
     finally:
         process.kill()
         process.wait()
-    wait_until(lambda: workers() == [])
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    wait_until(lambda: running_workers(NAME_OF_TEST, folder) == [], "the end of the worker")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from .running import SCENARIO, Result, rows
+from ...commands.running import run_sim
+from .running import SCENARIO, rows
 
 pytestmark = [
     pytest.mark.slow,
@@ -34,29 +35,27 @@ class PreemptsOldest(AsyncScheduler):
 """
 
 
-def real(folder: Path, *words: str) -> Result:
-    """Run a command with the real vLLM."""
-    return Result(folder, *words, engine=None, SERVESIM_VLLM_PYTHON=os.environ["SERVESIM_VLLM_PYTHON"])
-
-
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "own.yaml").write_text(SHARED)
     (tmp_path / "engine.yaml").write_text(SHARED.replace("name: vllm-v1", "name: engine, engine: vllm"))
     (tmp_path / "own.py").write_text(PREEMPTS_OLDEST)
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_the_real_scheduler_in_the_loop_gives_the_same_requests(folder: Path) -> None:
-    assert real(folder, "run", "own.yaml", "-o", "ours", "--no-fast-forward").code == 0
-    theirs = real(folder, "run", "engine.yaml", "-o", "theirs")
+def test_the_real_scheduler_in_the_loop_gives_the_same_requests(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_sim(capsys, "run", "own.yaml", "-o", "ours", "--no-fast-forward").code == 0
+    theirs = run_sim(capsys, "run", "engine.yaml", "-o", "theirs")
     assert theirs.code == 0, theirs.error
     assert rows(folder, "ours") == rows(folder, "theirs")
     assert sum(int(row["preemptions"]) for row in rows(folder, "ours")) > 3
 
 
-def test_all_decisions_equal_those_of_the_installed_version(folder: Path) -> None:
-    result = real(folder, "policies", "prove", "vllm-v1", "--store", "proof.json")
+def test_all_decisions_equal_those_of_the_installed_version(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = run_sim(capsys, "policies", "prove", "vllm-v1", "--store", "proof.json")
     assert result.code == 0, result.out + result.error
     proof = json.loads((folder / "proof.json").read_text())
     assert proof["equal"] == proof["steps"] >= 10_000 and proof["scenarios"] == 40
@@ -64,9 +63,9 @@ def test_all_decisions_equal_those_of_the_installed_version(folder: Path) -> Non
     assert min(proof["drafted"], proof["windowed"]) >= 10_000
 
 
-def test_a_changed_rule_of_the_real_scheduler_is_found(folder: Path) -> None:
+def test_a_changed_rule_of_the_real_scheduler_is_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--scenario", "own.yaml", "--store", "proof.json")
-    result = real(folder, "policies", "prove", "vllm-v1", *words, "--scheduler-cls", "own.py:PreemptsOldest")
+    result = run_sim(capsys, "policies", "prove", "vllm-v1", *words, "--scheduler-cls", "own.py:PreemptsOldest")
     assert result.code == 3, result.error
     found = json.loads((folder / "proof.json").read_text())["difference"]
     assert found["engine"]["preempted"][0][0] == found["policy"]["running"][0]

@@ -15,6 +15,7 @@ from ...conftest import ROOT
 POLICY = "examples/hf_fifo.py:HuggingFaceFifo"
 
 
+@pytest.mark.slow  # the fit of a whole profile; test_step_logs.py does the same with a small log
 def test_the_run_of_a_foreign_engine_is_simulated_again(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,7 +87,7 @@ costs = st.builds(
 )
 
 
-@settings(SLOW, max_examples=4)
+@settings(SLOW, max_examples=2)
 @given(known=costs)
 def test_known_costs_are_recovered_within_their_intervals(
     known: LinearCost, tmp_path_factory: pytest.TempPathFactory
@@ -101,12 +101,21 @@ def test_known_costs_are_recovered_within_their_intervals(
     assert all(abs(run.error) < 1e-3 for run in result.fitted)
 
 
+@pytest.mark.slow  # the next test does it for one device
 @settings(SLOW, max_examples=4)
 @given(known=costs, seed=st.integers(0, 99))
 def test_known_costs_are_recovered_from_noisy_logs(
     known: LinearCost, seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    folder = tmp_path_factory.mktemp("logs")
+    check_noisy_logs(tmp_path_factory.mktemp("logs"), known, seed)
+
+
+def test_the_costs_of_one_device_are_recovered_from_noisy_logs(tmp_path: Path) -> None:
+    known = LinearCost(prefill=0.07, decode_step=0.015, decode_row=0.0008, decode_live=0.0004)
+    check_noisy_logs(tmp_path, known, 7)
+
+
+def check_noisy_logs(folder: Path, known: LinearCost, seed: int) -> None:
     runs = [write_log(folder, NoisyCost(known, NOISE, seed + batch), batch) for batch in (24, 4)]
     result = fit(folder, runs)
     for k, name in enumerate(FREE):

@@ -81,11 +81,16 @@ def max_error(cost: StepCost, device: Device, seed: int = 1) -> float:
     return max(errors)
 
 
-def test_the_fit_recovers_exactly_measured_costs(tmp_path: Path) -> None:
-    profile = fit_profile(samples(tmp_path, KNOWN.seconds), ABOUT)
-    assert max_error(profile.cost, KNOWN.seconds) < 0.02
-    assert all(error["mean"] < 0.015 for error in profile.error.values())
-    assert set(profile.error) == {"prefill", "decode", "mixed", "swap"}
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Profile:
+    """The fit of exact samples."""
+    return fit_profile(samples(tmp_path_factory.mktemp("exact"), KNOWN.seconds), ABOUT, "mine")
+
+
+def test_the_fit_recovers_exactly_measured_costs(fitted: Profile) -> None:
+    assert max_error(fitted.cost, KNOWN.seconds) < 0.02
+    assert all(error["mean"] < 0.015 for error in fitted.error.values())
+    assert set(fitted.error) == {"prefill", "decode", "mixed", "swap"}
 
 
 def test_noise_is_kept_and_does_not_change_the_fit(tmp_path: Path) -> None:
@@ -119,11 +124,13 @@ def test_the_fit_uses_the_padding_buckets_of_the_device(tmp_path: Path) -> None:
         return 3e-3 + 2e-5 * padded + 1e-7 * shape.context
 
     about = {**ABOUT, "row_buckets": row_buckets, "token_buckets": token_buckets}
-    profile = fit_profile(samples(tmp_path, device, buckets=tuple(row_buckets)), about)
+    cost = fit_samples(
+        Samples.from_rows(read_samples(samples(tmp_path, device, buckets=tuple(row_buckets)))), about
+    ).cost
     decode = Shape(decode_rows=9, decode_live=9, context=900)
-    assert profile.cost.seconds(decode) == pytest.approx(device(decode), rel=0.02)
+    assert cost.seconds(decode) == pytest.approx(device(decode), rel=0.02)
     prompt = Shape(1, 70, 70, 4900)
-    assert profile.cost.seconds(prompt) == pytest.approx(device(prompt), rel=0.02)
+    assert cost.seconds(prompt) == pytest.approx(device(prompt), rel=0.02)
 
 
 def test_outliers_and_failed_points_are_excluded(tmp_path: Path) -> None:
@@ -132,17 +139,17 @@ def test_outliers_and_failed_points_are_excluded(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     extra = [dict(rows[0], seconds="9", flagged="outlier"), dict(rows[0], seconds="", failed="out of memory")]
     write_rows(path, [*rows, *extra])
-    assert max_error(fit_profile(path, ABOUT).cost, KNOWN.seconds) < 0.02
-    assert "2 left out" in fit_profile(path, ABOUT).about["how"]
+    profile = fit_profile(path, ABOUT)
+    assert max_error(profile.cost, KNOWN.seconds) < 0.02
+    assert "2 left out" in profile.about["how"]
 
 
-def test_a_fitted_profile_is_written_and_read_back(tmp_path: Path) -> None:
-    profile = fit_profile(samples(tmp_path, KNOWN.seconds), ABOUT, "mine")
-    write_profile(tmp_path, profile.about, profile.cost)
+def test_a_fitted_profile_is_written_and_read_back(fitted: Profile, tmp_path: Path) -> None:
+    write_profile(tmp_path, fitted.about, fitted.cost)
     again = load_profile(tmp_path)
     shape = Shape(2, 100, 100, 5000, 0, 8, 8, 4000)
     assert again.name == "mine"
-    assert again.cost.seconds(shape) == pytest.approx(profile.cost.seconds(shape), rel=1e-4)
+    assert again.cost.seconds(shape) == pytest.approx(fitted.cost.seconds(shape), rel=1e-4)
     assert again.about["model"] == "tiny"
 
 

@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from servesim.calibrate.device import fake
 from servesim.calibrate.device.backend import MODELS, Row
 from servesim.calibrate.device.fake import FakeBackend
-from servesim.calibrate.probe import token_selection
 from servesim.calibrate.probe.token_selection import fit_term, measure_sampling, sampling_keys
 from servesim.cli import main
 from servesim.costs.device_profile import load_profile
 
-from .virtual_time import VirtualTime
+from ..conftest import VirtualTime
 
 TERMS = {"host": {"step": 2e-3, "row": 1e-3}, "ops": {"step": 1e-3, "row": 0.0}}
 
@@ -27,10 +25,7 @@ def device(**options: Any) -> FakeBackend:
     return backend
 
 
-def test_the_times_of_a_device_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = VirtualTime()
-    monkeypatch.setattr(fake, "time", clock)
-    monkeypatch.setattr(token_selection, "time", clock)
+def test_the_times_of_a_device_are_found(virtual_time: VirtualTime) -> None:
     medians = measure_sampling(device(), 8)
     assert [rows for rows, _ in medians["host"]] == [rows for rows, _ in medians["ops"]] == [1, 2, 4, 8]
     keys = sampling_keys("host", medians)
@@ -97,11 +92,12 @@ def test_a_fake_device_takes_the_time_of_its_variant() -> None:
     assert tokens["host"] == tokens["ops"]
 
 
+@pytest.mark.usefixtures("device_here")
 def test_a_probed_profile_has_the_terms_and_check_shows_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     probe = ["calibrate", "probe", "--backend", "fake", "--max-rows", "8", "--max-tokens", "64", "--max-seq-len", "160"]
-    probe += ["--budget", "3", "--precision", "50%", "--option", f"sampling_terms={TERMS}", "--quiet"]
+    probe += ["--budget", "0.5", "--precision", "50%", "--option", f"sampling_terms={TERMS}", "--quiet"]
     assert main([*probe, "-o", str(tmp_path)]) == 0
     stored = yaml.safe_load((tmp_path / "probe.yaml").read_text(encoding="utf-8"))
     assert stored["about"]["sampling"] == "host"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,14 @@ from servesim.calibrate.device.backend import MODELS
 from servesim.calibrate.device.fake import FakeBackend
 
 from ...conftest import ROOT
-from ..probe.virtual_time import VirtualTime
+from ..conftest import VirtualTime
 
 COST = {"base": 5e-4, "prefill_token": 2e-6, "decode_row": 1e-5, "context": 1e-8, "swap_block": 1e-5}
 
 
 @pytest.fixture
-def scripts(monkeypatch: pytest.MonkeyPatch) -> Any:
+def scripts(monkeypatch: pytest.MonkeyPatch, virtual_time: VirtualTime) -> Any:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    clock = VirtualTime()
-    for name in ("perf_counter", "monotonic", "sleep"):  # of the module itself: compiled modules have a reference to it
-        monkeypatch.setattr(time, name, getattr(clock, name))
     yield
     for name in ("replay_settings", "replay_session", "replay_table"):
         sys.modules.pop(name, None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,6 +18,7 @@ from servesim.calibrate.replay.http_client import first_difference
 from servesim.calibrate.replay.token_check import Difference
 
 from ...commands.running import Said, run_sim
+from ...events import PATIENCE_S
 from ..server.serving import service
 
 WORDS = ("red", "green", "blue", "grey")
@@ -26,13 +26,18 @@ Answer = Callable[[Any, bool], list[str]]  # (prompt, whether other requests wer
 
 
 class AnswerServer(ThreadingHTTPServer):
-    """OpenAI completions: the words come from a function of the prompt, and of whether other requests were open."""
+    """OpenAI completions: the words come from a function of the prompt, and of whether other requests were open.
+
+    The first requests for long answers, a burst, are open together: each is answered when all have arrived.
+    """
 
     request_queue_size = 64
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer, burst: int) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.answer = answer
+        self.numbers = iter(range(burst))
+        self.burst = threading.Barrier(burst)
         self.open: list[dict[str, bool]] = []
         self.lock = threading.Lock()
 
@@ -47,7 +52,9 @@ class Handler(BaseHTTPRequestHandler):
             self.server.open.append(state)
             for other in self.server.open:
                 other["loaded"] |= len(self.server.open) > 1
-        time.sleep(0.3 if body["max_tokens"] > 8 else 0.0)  # the requests of a burst are open together
+            is_of_burst = body["max_tokens"] > 8 and next(self.server.numbers, None) is not None
+        if is_of_burst:
+            self.server.burst.wait(PATIENCE_S)
         with self.server.lock:
             self.server.open = [other for other in self.server.open if other is not state]
         words = self.server.answer(body["prompt"], state["loaded"])[: body["max_tokens"]]
@@ -63,16 +70,16 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def answering(answer: Answer) -> Iterator[str]:
+def answering(answer: Answer, burst: int) -> Iterator[str]:
     """Run the server in a thread; yield its address."""
-    with AnswerServer(answer) as server:
+    with AnswerServer(answer, burst) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_address[1]}"
         finally:
             server.shutdown()
-            thread.join(10)
+            thread.join()
 
 
 def greedy(prompt: Any, loaded: bool) -> list[str]:
@@ -107,12 +114,13 @@ def test_an_answer_that_changes_under_load_is_found(tmp_path: Path, capsys: pyte
         words = greedy(prompt, loaded)
         return [*words[:5], "yellow", *words[6:]] if loaded and len(prompt) == 20 else words
 
-    with answering(under_load) as url:
+    with answering(under_load, 5) as url:
         said = check(capsys, tmp_path, url, "all", requests=5)
         assert said.code == 3, said.out + said.error
         assert "token check: 4 of 5 answers equal" in said.out
         assert "first difference at character" in said.out
         assert "'yellow" in said.out
+    with answering(under_load, 5) as url:
         again = tmp_path / "again"
         again.mkdir()
         assert check(capsys, again, url, "all", "--tolerance-tokens", "1", requests=5).code == 0

@@ -86,7 +86,7 @@ def test_drafts_change_no_token_with_preemptions_and_a_prefix_cache(method: str,
         "max_num_seqs": rng.choice([4, 8]), "max_num_batched_tokens": rng.choice([16, 64, 200]),
         "enable_prefix_caching": seed % 3 > 0,
     }  # fmt: skip
-    requests = [draw_requests(random.Random(seed)) for _ in range(2)]
+    requests = [draw_requests(random.Random(seed), 16) for _ in range(2)]
     backend = FakeBackend(cost={})
     backend.load(FAKE_MODEL, ENGINE["num_blocks"] + 1, ENGINE["block_size"])
     without, expected = run_live(backend, requests[0], FAKE_MODEL.vocab, **settings)
@@ -164,6 +164,7 @@ def replay(scenario: Any, backend: str, check_tokens: Optional[int] = None) -> A
         return replay_on_backend(session, "drafts", scenario, requests, profile, check_tokens=check_tokens)
 
 
+@pytest.mark.usefixtures("device_here")
 @pytest.mark.parametrize("method", ["ngram", "eagle"])
 def test_a_replay_on_the_fake_backend_accepts_what_the_simulation_accepts(method: str) -> None:
     replayed = replay(scenario(method, async_scheduling=False), "fake", 16)
@@ -186,6 +187,7 @@ def test_a_replay_on_torch_simulates_what_the_device_accepted() -> None:
         assert result[metric] == pytest.approx(replayed.run.result()[metric]), metric
 
 
+@pytest.mark.usefixtures("device_here")
 @pytest.mark.parametrize("rates", [(0.2, 0.9), (0.2, "")])
 def test_a_rate_per_request_comes_from_the_trace_and_clients_have_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], rates: tuple[Any, Any]

@@ -180,6 +180,7 @@ def test_ctrl_c_stops_a_replay_and_keeps_the_results_so_far(tmp_path: Path, caps
     assert result["outcomes"]["unfinished"] + result["completed"] == 400
 
 
+@pytest.mark.usefixtures("device_here")
 def test_time_scale_and_limit_change_the_sent_requests(tmp_path: Path) -> None:
     assert main(["replay", write_scenario(tmp_path), "--backend", "fake", "--limit", "5", "--time-scale", "0.5",
                  "-o", str(tmp_path)]) == 0  # fmt: skip

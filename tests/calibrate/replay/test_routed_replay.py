@@ -24,6 +24,7 @@ from servesim.runs.simulate import simulate
 from servesim.traces.trace import Trace
 
 from ...commands.running import run_sim
+from ...events import PATIENCE_S
 from ..server.fleet import serving_fleet
 
 SCENARIO = """
@@ -55,8 +56,15 @@ def test_the_servers_get_the_requests_of_the_simulated_replicas(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     scenario, urls = fleet
-    command = ["replay", scenario, "--url", urls[0], "--url", urls[1], "--router", router, "--quiet"]
-    said = run_sim(capsys, *command, "-o", str(tmp_path / "out"))
+    rows = [  # one after the other, so that a request finds the blocks of the one before
+        {"id": k, "arrival_s": 0.0, "prompt_tokens": 200, "output_tokens": 8,
+         "content": [["all", 160], [f"own {k}", 40]], **({"follows": k - 1} if k else {})}
+        for k in range(16)
+    ]  # fmt: skip
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["replay", scenario, "--trace", str(trace), "--url", urls[0], "--url", urls[1], "--router", router]
+    said = run_sim(capsys, *command, "--quiet", "-o", str(tmp_path / "out"))
     assert said.code == 0, said.error
     servers = json.loads((tmp_path / "out" / "live" / "result.json").read_text())["servers"]
     assert [server["url"] for server in servers] == urls
@@ -96,7 +104,7 @@ class Watched(LeastRequests):
 def test_a_router_is_told_of_first_tokens_ends_and_queues(fleet: tuple[str, list[str]]) -> None:
     router = Watched()
     servers = RoutedServers(fleet[1], router, lambda r: Asked(r.id, "", r.prompt), 0.02, 0)
-    load = send(fleet[1][0], OpenAI("fake"), [Request("a", 0.0, 40, 150), Request("b", 0.05, 40, 150)], 120.0,
+    load = send(fleet[1][0], OpenAI("fake"), [Request("a", 0.0, 40, 1500), Request("b", 0.05, 40, 1500)], PATIENCE_S,
                 servers=servers)  # fmt: skip
     assert [sent.outcome for sent in load.sent_requests] == ["finished"] * 2
     first = next(told[2] for told in router.told if told[:2] == ("sent", "a"))

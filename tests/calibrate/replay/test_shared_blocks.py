@@ -133,7 +133,7 @@ def workloads(draw: Any) -> tuple[Scenario, list[Request]]:
     return scenario_from({"policy": policy, "engine": engine}), requests
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(workloads())
 def test_live_runs_find_and_evict_the_blocks_of_the_simulation(drawn: tuple[Scenario, list[Request]]) -> None:
     LiveResult(*drawn).check()
@@ -237,6 +237,7 @@ def test_an_answer_that_may_be_incomplete_has_no_name() -> None:
     assert first.content is not None and first.content.answer == "output:a0"  # the trace is not changed
 
 
+@pytest.mark.usefixtures("device_here")
 def test_the_command_measures_hits_and_checks_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scenario = {
         "workload": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from array import array
@@ -32,6 +33,7 @@ from servesim.core import Request
 from servesim.policies import POLICIES
 
 from ...commands.running import run_sim
+from ...conftest import ROOT
 from ..device.kbk_host import kbk_python
 from ..device.stepping_worker import worker_python
 
@@ -129,27 +131,38 @@ def test_on_kbk_in_float32_all_answers_are_equal(policy: str, kbk_session: Devic
     check_policy(kbk_session, policy, **({"async_scheduling": False} if asynchronous else {}))
 
 
-@pytest.mark.parametrize("backend", ["torch", pytest.param("kbk", marks=pytest.mark.kbk), "fake"])
+def check_block_in_two_tables(capsys: pytest.CaptureFixture[str], folder: Path, *options: str) -> None:
+    command = ["replay", write_scenario(folder), "--live-only", "--quiet", "--warm-up", "0", "--check-tokens", "all"]
+    said = run_sim(capsys, *command, "-o", str(folder / "out"), *options)
+    assert said.code == 3, said.error
+    assert "first difference at token" in said.out
+    check = json.loads((folder / "out" / "live" / "result.json").read_text())["token_check"]
+    assert 0 < check["different"] < check["checked"] == 12
+    assert check["only_near_ties"] == 0
+    within = run_sim(capsys, *command, "-o", str(folder / "again"), *options, "--tolerance-tokens", "100%")
+    assert within.code == 0
+    assert "tolerance 100% answers (12 of 12): met" in within.out
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("kbk", marks=pytest.mark.kbk)])
 def test_a_block_in_two_tables_is_found(backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if backend == "torch":
         pytest.importorskip("torch")
-    python = kbk_python() if backend == "kbk" else sys.executable
-    model = [] if backend == "fake" else ["--model", "micro", "--option", "threads=1"]
-    command = ["replay", write_scenario(tmp_path), "--backend", backend, *model, "--live-only", "--quiet"]
-    command += ["--warm-up", "0", "--check-tokens", "all", "-o", str(tmp_path / "out")]
-    said = run_sim(capsys, *command, "--worker-python", worker_python(tmp_path, SHARED_BLOCK, python))
-    assert said.code == 3, said.error
-    assert "first difference at token" in said.out
-    check = json.loads((tmp_path / "out" / "live" / "result.json").read_text())["token_check"]
-    assert 0 < check["different"] < check["checked"] == 12
-    assert check["only_near_ties"] == 0
-    if backend == "fake":  # the other two take long to start again
-        command[-1] = str(tmp_path / "again")
-        within = run_sim(capsys, *command, "--tolerance-tokens", "100%", "--worker-python", str(tmp_path / "python"))
-        assert within.code == 0
-        assert "tolerance 100% answers (12 of 12): met" in within.out
+    python = worker_python(tmp_path, SHARED_BLOCK, kbk_python() if backend == "kbk" else sys.executable)
+    model = ("--model", "micro", "--option", "threads=1", "--worker-python", python)
+    check_block_in_two_tables(capsys, tmp_path, "--backend", backend, *model)
 
 
+@pytest.mark.usefixtures("device_here")
+def test_a_block_in_two_tables_of_a_fake_device_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    with importlib.import_module("shared_block").broken_allocator():
+        check_block_in_two_tables(capsys, tmp_path, "--backend", "fake")
+
+
+@pytest.mark.usefixtures("device_here")
 def test_the_check_is_in_all_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     said = run_sim(capsys, "replay", write_scenario(tmp_path), "--backend", "fake", "--check-tokens", "-o", str(out))

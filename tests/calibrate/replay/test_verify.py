@@ -231,12 +231,13 @@ def test_verify_reads_folders_and_checks_the_tolerance(tmp_path: Path, capsys: p
     assert row["simulated"] and row["from_step_times"] is not None
 
 
+@pytest.mark.usefixtures("device_here")
 def test_winners_of_a_sweep_are_replayed_in_rank_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = tmp_path / "sweep.yaml"
     tree = {**TREE, "workload": {**TREE["workload"], "arrivals": {"kind": "poisson", "rate": 60}}}
     sweep.write_text(yaml.safe_dump({"base": tree, "params": {"policy.decode_batch": [1, 2, 8]}}))
     folder = tmp_path / "swept"
-    assert main(["sweep", str(sweep), "-o", str(folder)]) == 0
+    assert main(["sweep", str(sweep), "-o", str(folder), "-j", "1"]) == 0
     assert [name for name, _ in top_scenarios(folder, 1, baseline=True)] == ["rank1", "rank2-baseline"]
     best = top_scenarios(folder, 3)
     assert [(name, scenario.policy["decode_batch"]) for name, scenario in best] == [

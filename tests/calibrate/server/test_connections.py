@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import http.client
 import json
 import logging
 import os
@@ -13,7 +12,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,13 +24,15 @@ pytest.importorskip("aiohttp")
 from servesim.calibrate.client.load_generator import send
 from servesim.calibrate.client.protocols import OpenAI
 from servesim.calibrate.client.server_counters import served_model
+from servesim.calibrate.server import http
 from servesim.calibrate.server.http import is_local
 from servesim.calibrate.server.service import Service
 from servesim.cli import main
 from servesim.core import BadInput, Request
 from servesim.web import bound
 
-from .serving import ask, idle_state, post, raw, service
+from ...events import PATIENCE_S, wait_until
+from .serving import ENDLESS, ask, idle_state, post, raw, service, wait_for_state
 
 OPENAI, LLM_SERVING = "/v1/completions", "/models/llama2/generate"
 
@@ -120,41 +123,56 @@ def test_compressed_bodies_are_read(shared_service: Service) -> None:
     assert ask(shared_service, OPENAI, body, {"Content-Encoding": "gzip"})[0] == 200
 
 
+class IdleClock:
+    """The clock by which the server finds idle connections. It goes on only if a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.read = 0  # times
+
+    def monotonic(self) -> float:
+        self.read += 1
+        return self.now
+
+    def pass_time(self, seconds: float) -> None:
+        """Go on, and wait until the server has looked for idle connections before and after it."""
+        for step in (0.0, seconds):
+            self.now += step
+            after = self.read + 2  # one check may have begun before
+            wait_until(lambda after=after: self.read >= after, "a check for idle connections")
+
+
 @pytest.fixture
-def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection is idle after one second."""
-    monkeypatch.setattr("servesim.calibrate.server.http.HEAD_SECONDS", 1.0)
-    monkeypatch.setattr("servesim.calibrate.server.http.CHECK_INTERVAL_S", 0.05)
+def idle_clock(monkeypatch: pytest.MonkeyPatch) -> IdleClock:
+    clock = IdleClock()
+    monkeypatch.setattr(http, "time", SimpleNamespace(monotonic=clock.monotonic, time=time.time))
+    monkeypatch.setattr(http, "CHECK_INTERVAL_S", 0.01)
+    return clock
 
 
-@pytest.mark.usefixtures("short_limits")
-def test_a_connection_in_use_stays_open() -> None:
+def test_a_connection_in_use_stays_open(idle_clock: IdleClock) -> None:
     with service() as served:
-        client = http.client.HTTPConnection("127.0.0.1", served.port, timeout=120)
+        client = HTTPConnection("127.0.0.1", served.port, timeout=PATIENCE_S)
         client.connect()
         client.auto_open = 0  # a closed connection is an error, not a new connection
-        until = time.monotonic() + 3
-        while time.monotonic() < until:
+        for _ in range(3):
             client.request("POST", OPENAI, json.dumps({"prompt": "x", "max_tokens": 1}))
             with client.getresponse() as answer:
                 assert answer.status == 200
                 answer.read()
-            time.sleep(0.1)
+            idle_clock.pass_time(0.6 * http.HEAD_SECONDS)
+        idle_clock.pass_time(0.6 * http.HEAD_SECONDS)
         assert client.sock.recv(1) == b""  # closed when it is idle
         client.close()
 
 
-@pytest.mark.usefixtures("short_limits")
-def test_a_long_response_is_not_idle() -> None:
-    with service(cost={"base": 0.05}) as served:
-        client = http.client.HTTPConnection("127.0.0.1", served.port, timeout=120)
-        for _ in range(2):
-            client.request("POST", OPENAI, json.dumps({"prompt": "x", "max_tokens": 40}))
-            with client.getresponse() as answer:
-                assert len(json.loads(answer.read())["choices"][0]["text"].split()) == 40
-            assert client.sock is not None
-            client.auto_open = 0  # the second request uses the same connection
-        client.close()
+def test_a_long_response_is_not_idle(idle_clock: IdleClock) -> None:
+    with service(engine=ENDLESS) as served, raw(served, post({"prompt": "x", "max_tokens": 50_000}, OPENAI)) as client:
+        wait_for_state(served, lambda state: state["running"] == 1, "a running request")
+        idle_clock.pass_time(3 * http.HEAD_SECONDS)
+        client.setblocking(False)
+        with pytest.raises(BlockingIOError):  # a closed connection would return nothing
+            client.recv(1)
 
 
 @pytest.mark.slow  # the next test finds the same fault faster
@@ -168,7 +186,7 @@ def test_a_suspended_worker_does_not_keep_the_server_from_stopping() -> None:
     assert len(workers) == 1
     os.kill(workers[0], signal.SIGSTOP)
     server.send_signal(signal.SIGTERM)
-    _, errors = server.communicate(timeout=120)
+    _, errors = server.communicate(timeout=PATIENCE_S)
     assert server.returncode == 1
     assert errors == "sim: fake worker: did not stop within 10 s; it was killed\n"
     assert not Path(f"/proc/{workers[0]}").exists()
@@ -179,32 +197,25 @@ def test_an_open_request_of_a_suspended_worker_does_not_keep_the_server_from_sto
 ) -> None:
     monkeypatch.setattr("servesim.calibrate.server.service.DRAIN_TIMEOUT_S", 0.5)
     monkeypatch.setattr("servesim.calibrate.server.service.STOP_TIMEOUT_S", 0.5)
-    with service() as served:
+    with service(process=True) as served:
         os.kill(served.session.worker._process.pid, signal.SIGSTOP)
         client = raw(served, post({"prompt": "x", "max_tokens": 5}, OPENAI))
-        while json.loads(ask(served, "/serving/state")[1])["open"] < 1:
-            time.sleep(0.01)
-        stopped = time.monotonic()
-    assert time.monotonic() - stopped < 60
+        wait_for_state(served, lambda state: state["open"] == 1, "an open request")
     assert "did not stop within 0.5 s" in str(served.failure)
     assert read_all(client) == b""
 
 
 def test_waiting_requests_of_clients_that_closed_are_aborted() -> None:
-    with service(policy={"name": "llm-serving", "decode_batch": 1}, cost={"base": 0.05}) as served:
-        first = raw(served, post({"inputs": "w", "parameters": {"max_new_tokens": 190}}))
+    with service(policy={"name": "llm-serving", "decode_batch": 1}, cost={"base": 0.05}, engine=ENDLESS) as served:
+        first = raw(served, post({"inputs": "w", "parameters": {"max_new_tokens": 4000}}))
         assert first.recv(1)
         stream = post({"inputs": "w", "parameters": {"max_new_tokens": 150}})
         whole = post({"prompt": "w", "max_tokens": 150}, OPENAI)
         waiting = [raw(served, data) for data in (stream, whole)]
-        while json.loads(ask(served, "/serving/state")[1])["waiting"] < 2:
-            time.sleep(0.01)
+        wait_for_state(served, lambda state: state["waiting"] == 2, "two waiting requests")
         for client in waiting:
             client.close()  # nothing is unread: the host sends no reset, only the end of the input
-        until = time.monotonic() + 60
-        while json.loads(ask(served, "/serving/state")[1])["open"] > 1:
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        assert wait_for_state(served, lambda state: state["open"] == 1, "one open request")["running"] == 1
         first.close()
         state = idle_state(served)
         assert state["free_blocks"] == state["total_blocks"]
@@ -232,7 +243,7 @@ def test_the_load_generator_sends_the_key_of_the_environment(
     monkeypatch.setenv("SERVESIM_API_KEY", key)
     with service(api_key="s3cret") as served:
         url = f"http://127.0.0.1:{served.port}"
-        load = send(url, OpenAI("fake"), [Request(0, 0.0, 3, 2)], timeout=300.0)
+        load = send(url, OpenAI("fake"), [Request(0, 0.0, 3, 2)], timeout=PATIENCE_S)
         assert load.sent_requests[0].outcome == outcome
         if key == "s3cret":
             assert served_model(url, None)[0] == "fake"

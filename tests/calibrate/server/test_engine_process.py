@@ -13,6 +13,8 @@ from servesim.calibrate.device.fake import FakeBackend
 from servesim.calibrate.server import engine_process
 from servesim.config.scenario import scenario_from
 
+from ...events import PATIENCE_S
+
 POLICIES = [{"name": "llm-serving", "decode_batch": 4}, {"name": "vllm-v1", "max_num_seqs": 4}]
 
 
@@ -27,7 +29,7 @@ def serve(policy: dict[str, Any], lengths: list[tuple[int, int]]) -> tuple[dict[
     engine.start()
     tokens: dict[int, int] = dict.fromkeys(range(len(lengths)), 0)
     outcomes: dict[int, str] = {}
-    client.settimeout(300)
+    client.settimeout(PATIENCE_S)
     with client, client.makefile("r", encoding="utf-8") as lines:
         for id, (prompt, limit) in enumerate(lengths):
             client.sendall((json.dumps({"submit": [id, [1] * prompt, limit, 0]}) + "\n").encode())
@@ -37,7 +39,7 @@ def serve(policy: dict[str, Any], lengths: list[tuple[int, int]]) -> tuple[dict[
                 tokens[id] += 1
             outcomes.update({id: outcome for id, outcome, *_ in message["finished"]})
         client.sendall(b'{"stop": true}\n')
-        engine.join(300)
+        engine.join(PATIENCE_S)
     return tokens, outcomes
 
 
@@ -61,7 +63,7 @@ class Conversation:
         backend = FakeBackend({}, limit=limit)
         backend.load(MODELS["micro"], 61, 4)
         self.client, connection = socket.socketpair()
-        self.client.settimeout(300)
+        self.client.settimeout(PATIENCE_S)
         args = {"policy": scenario.policy, "engine": scenario.engine.model_dump(mode="json"), "pace": {"base": 1e-4}}
         self.engine = engine_process.EngineLoop(backend, args, connection)
         self.thread = threading.Thread(target=self.engine.run, daemon=True)
@@ -74,7 +76,7 @@ class Conversation:
 
     def __exit__(self, *error: object) -> None:
         self.client.sendall(b'{"stop": true}\n')
-        self.thread.join(300)
+        self.thread.join(PATIENCE_S)
         self.lines.close()
         self.client.close()
 

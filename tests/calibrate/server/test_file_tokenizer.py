@@ -17,6 +17,7 @@ tokenizers = pytest.importorskip("tokenizers")
 from servesim.calibrate.server.service import Service  # noqa: E402
 from servesim.calibrate.server.tokenizers import FileTokenizer  # noqa: E402
 
+from ...events import PATIENCE_S  # noqa: E402
 from .serving import ask, service  # noqa: E402
 
 TEXT = "the weather, today"  # 5 tokens: `weather` is two, the comma is one
@@ -89,18 +90,18 @@ def test_other_clients_are_served_while_a_prompt_is_encoded(file: Path, path: st
     class Waiting(FileTokenizer):
         def encode(self, text: str) -> list[int]:
             started.set()
-            assert go_on.wait(120)
+            assert go_on.wait(PATIENCE_S)
             return super().encode(text)
 
     with service(tokenizer=Waiting(str(file))) as served, ThreadPoolExecutor() as pool:
         try:
             answer = pool.submit(ask, served, path, body)
-            assert started.wait(120)
+            assert started.wait(PATIENCE_S)
             assert ask(served, "/v1/completions", {"prompt": [3], "max_tokens": 5})[0] == 200
             assert not answer.done()
         finally:
             go_on.set()
-        assert answer.result(120)[0] == 200
+        assert answer.result(PATIENCE_S)[0] == 200
 
 
 def test_a_text_that_the_tokenizer_cannot_encode_is_a_400(tmp_path: Path) -> None:

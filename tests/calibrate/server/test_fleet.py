@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import time
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -17,7 +16,9 @@ pytest.importorskip("aiohttp")
 from servesim.calibrate.client.server_counters import CACHED_TOKENS, read_counters
 from servesim.cli import main
 
-from .fleet import serving_fleet
+from ...events import PATIENCE_S, wait_until
+from ..device.running_workers import running_workers
+from .fleet import FLEET, serving_fleet
 
 SCENARIO = """
 policy: {name: vllm-v1, max_num_seqs: 8}
@@ -28,7 +29,7 @@ profile: {base: 0.002, prefill_token: 0.00001, decode_live: 0.0001}
 
 def complete(url: str, prompt: str, tokens: int = 2) -> None:
     body = json.dumps({"prompt": prompt, "max_tokens": tokens}).encode()
-    with urlopen(Request(f"{url}/v1/completions", body), timeout=120) as answer:
+    with urlopen(Request(f"{url}/v1/completions", body), timeout=PATIENCE_S) as answer:
         assert json.load(answer)["usage"]["completion_tokens"] == tokens
 
 
@@ -42,7 +43,7 @@ def test_replicas_have_ports_metrics_and_prefix_caches_of_their_own(tmp_path: Pa
         complete(urls[1], prompt)
         counts = [read_counters(url) for url in urls]
         process.send_signal(signal.SIGINT)
-        out, errors = process.communicate(timeout=120)
+        out, errors = process.communicate(timeout=PATIENCE_S)
     assert len(set(urls)) == 2
     assert [each["vllm:request_success_total"] for each in counts] == [1, 2]
     assert [each[CACHED_TOKENS] for each in counts] == [0, 96]  # all full blocks, of the same server only
@@ -58,7 +59,7 @@ def test_the_servers_of_pools_have_the_settings_of_their_pool(tmp_path: Path) ->
     blocks = []
     with serving_fleet(scenario, 2) as (urls, _):
         for url in urls:
-            with urlopen(f"{url}/serving/state", timeout=120) as answer:
+            with urlopen(f"{url}/serving/state", timeout=PATIENCE_S) as answer:
                 blocks.append(json.load(answer)["total_blocks"])
     assert blocks[1] - blocks[0] == 100
 
@@ -68,18 +69,14 @@ def test_a_dead_engine_stops_the_fleet_with_one_line(tmp_path: Path) -> None:
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text(SCENARIO)
     with serving_fleet(scenario, 2) as (_, process):
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        workers = [int(pid) for pid in children if "worker.py" in Path(f"/proc/{pid}/cmdline").read_text()]
+        workers = running_workers(FLEET, scenario)
         assert len(workers) == 2
         os.kill(workers[1], signal.SIGKILL)
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert errors.count("\n") == 1
     assert "died in serve, killed by SIGKILL" in errors
-    until = time.monotonic() + 10
-    while any(Path(f"/proc/{worker}").exists() for worker in workers) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+    wait_until(lambda: not running_workers(FLEET, scenario), "the end of the workers")
 
 
 @pytest.mark.parametrize(

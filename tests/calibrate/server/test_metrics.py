@@ -15,7 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from servesim.calibrate.server.metrics import RequestTimes, ServerMetrics
 from servesim.calibrate.server.service import Service
 
-from .serving import ask, idle_state, post, raw, service
+from ...events import wait_until
+from .serving import ENDLESS, ask, idle_state, post, raw, service, wait_for_state
 
 STATE = {"running": 2, "waiting": 3, "swapped": 1, "free_blocks": 25, "total_blocks": 100, "preemptions": 2,
          "prefix_cache_queries": 40, "prefix_cache_hits": 24, "prefix_cache_evictions": 5}  # fmt: skip
@@ -39,15 +40,16 @@ def metrics(served: Service) -> dict[str, float]:
 
 
 def test_the_metrics_agree_with_the_answers() -> None:
-    with service(cost={"base": 0.01}) as served:
+    with service(cost={"base": 0.01}, engine=ENDLESS) as served:
         start = time.monotonic()
         for body in ({"prompt": "a b c", "max_tokens": 5, "n": 2}, {"prompt": "a", "max_tokens": None}):
             assert ask(served, "/v1/completions", body)[0] == 200
         assert ask(served, "/models/llama2/generate", {"inputs": "a b", "parameters": {"max_new_tokens": 4}})[0] == 200
         seconds = time.monotonic() - start
         assert ask(served, "/v1/completions", {"prompt": "x", "max_tokens": 0})[0] == 400  # never reaches the engine
-        client = raw(served, post({"prompt": "x", "max_tokens": 150, "stream": True}, "/v1/completions"))
-        client.recv(50)
+        client = raw(served, post({"prompt": "x", "max_tokens": 50_000, "stream": True}, "/v1/completions"))
+        wait_for_state(served, lambda state: state["running"] == 1, "a running request")
+        wait_until(lambda: metrics(served)["vllm:generation_tokens_total"] > 5 + 5 + 30 + 4, "a token of it")
         assert metrics(served)["vllm:num_requests_running"] == 1
         assert metrics(served)["vllm:kv_cache_usage_perc"] > 0
         client.close()
@@ -93,17 +95,14 @@ def test_times_of_one_request(queued: Optional[float], count: int) -> None:
 
 
 def test_a_preemption_is_counted_when_it_happens() -> None:
-    # Two prompts of 44 tokens fit, their answers do not. They share no text: with the blocks of the other request in
-    # the prefix cache, a preempted one could run again at once.
-    engine = {"num_blocks": 14, "block_size": 8}
-    with service(policy={"name": "vllm-v1"}, cost={"base": 0.05}, engine=engine) as served:
-        bodies = [{"prompt": f"{word} " * 44, "max_tokens": 60, "stream": True} for word in ("a", "b")]
-        clients = [raw(served, post(body, "/v1/completions")) for body in bodies]
-        until = time.monotonic() + 60
-        while not (found := metrics(served))["vllm:num_preemptions_total"] and time.monotonic() < until:
-            time.sleep(0.02)
-        for client in clients:
-            client.close()
+    # Two prompts of 4,000 tokens fit, their answers do not, and one alone goes on for long. They share no text: with
+    # the blocks of the other request in the prefix cache, a preempted one could run again at once.
+    engine = {"num_blocks": 1004, "block_size": 8, "max_model_len": 8000}
+    body = {"prompt": [f"{word} " * 4000 for word in ("a", "b")], "max_tokens": 3999, "stream": True}
+    policy, cost = {"name": "vllm-v1"}, {"base": 0.05}
+    with service(policy=policy, cost=cost, engine=engine) as served, raw(served, post(body, "/v1/completions")):
+        wait_until(lambda: metrics(served)["vllm:num_preemptions_total"], "a preemption")
+        found = metrics(served)
     assert found["vllm:num_preemptions_total"] == 1
     assert found["vllm:num_requests_running"] == found["vllm:num_requests_waiting"] == 1
     assert found["vllm:time_to_first_token_seconds_count"] == 2

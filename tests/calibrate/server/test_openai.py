@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any, Optional
 
@@ -12,9 +11,10 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
+from servesim.calibrate.server.engine_process import EngineLoop
 from servesim.calibrate.server.service import Service
 
-from .serving import ENGINE, ask, idle_state, post, raw, service
+from .serving import ENDLESS, ENGINE, ask, gather_bursts, idle_state, post, raw, service, wait_for_state
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello there"}]
@@ -155,11 +155,10 @@ def test_one_prompt_that_cannot_fit_rejects_the_whole_request(shared_service: Se
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_disconnect_aborts_all_answers(streamed: bool) -> None:
-    with service(cost={"base": 0.05}) as served:
-        body = {"messages": HELLO, "n": 5, "max_tokens": 150, "stream": streamed}
+    with service(engine=ENDLESS) as served:
+        body = {"messages": HELLO, "n": 5, "max_tokens": 50_000, "stream": streamed}
         client = raw(served, post(body, CHAT))
-        while json.loads(ask(served, "/serving/state")[1])["running"] < 5:
-            time.sleep(0.01)
+        wait_for_state(served, lambda state: state["running"] == 5, "five running requests")
         client.close()
         state = idle_state(served)
         assert state["open"] == state["running"] == 0
@@ -168,10 +167,10 @@ def test_a_disconnect_aborts_all_answers(streamed: bool) -> None:
 
 
 def test_a_request_gets_all_its_answers_or_a_503() -> None:
-    with service(queue=4, cost={"base": 0.02}) as served:
+    with service(queue=4, engine=ENDLESS) as served:
         assert answer(served, CHAT, {"messages": HELLO, "n": 4, "max_tokens": 2})["choices"][3]["index"] == 3
-        client = raw(served, post({"prompt": "x", "max_tokens": 150, "stream": True}, COMPLETIONS))
-        client.recv(50)
+        client = raw(served, post({"prompt": "x", "max_tokens": 50_000, "stream": True}, COMPLETIONS))
+        wait_for_state(served, lambda state: state["open"] == 1, "an open request")
         found = answer(served, CHAT, {"messages": HELLO, "n": 4, "max_tokens": 2}, 503)
         assert found["error"]["message"] == "1 requests are open already; the maximum is 4"
         assert json.loads(ask(served, "/serving/state")[1])["open"] == 1
@@ -282,23 +281,25 @@ def test_a_priority_or_further_answers_that_have_no_effect_are_refused(
 
 
 @pytest.mark.parametrize("field", ["policy", "order"])
-def test_a_policy_with_priorities_obeys_them(field: str) -> None:
-    ended: list[int] = []
+def test_a_policy_with_priorities_obeys_them(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []  # numbers of the requests, from 1, in the order in which the engine ends them
+    send_message = EngineLoop._send
 
-    def send(priority: int, tokens: int) -> None:
-        answer(served, COMPLETIONS, {"prompt": "a b", "max_tokens": tokens, "priority": priority})
-        ended.append(priority)
+    def note_ends(engine: EngineLoop, tokens: Any, finished: Any) -> None:
+        ended.extend(id for id, *_ in finished)
+        send_message(engine, tokens, finished)
 
+    monkeypatch.setattr(EngineLoop, "_send", note_ends)
+    gather_bursts(monkeypatch, 4)
+    priorities, threads = (-9, 5, 1, -3), []
     policy = {"name": "vllm-v1", "max_num_seqs": 1, field: "priority"}
-    with service(policy=policy, cost={"base": 0.02}) as served:
-        threads = []
-        for priority, tokens in ((-9, 150), (5, 10), (1, 10), (-3, 10)):
-            threads.append(threading.Thread(target=send, args=(priority, tokens)))
+    with service(policy=policy) as served:
+        for count, priority in enumerate(priorities, 1):
+            body = {"prompt": "a b", "max_tokens": 10, "priority": priority}
+            threads.append(threading.Thread(target=answer, args=(served, COMPLETIONS, body)))
             threads[-1].start()
-            while sum(json.loads(ask(served, "/serving/state")[1])[key] for key in ("waiting", "running")) < len(
-                threads
-            ):
-                time.sleep(0.01)
+            if count < len(priorities):  # the engine starts when it has the last one, and may end all at once
+                wait_for_state(served, lambda state, count=count: state["open"] == count, f"{count} open requests")
         for thread in threads:
             thread.join()
-    assert ended == [-9, -3, 1, 5]
+    assert [priorities[number - 1] for number in ended] == [-9, -3, 1, 5]

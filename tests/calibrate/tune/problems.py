@@ -95,10 +95,10 @@ class VirtualTarget:
         return run_from_result(scenario, profile, replay_requests(scenario), result), result["end"]
 
 
-def tune(file: Path, target: Any, folder: Path, resume: bool = False, **limits: Any) -> TuneResult:
+def tune(file: Path, target: Any, folder: Path, resume: bool = False, draws: int = 4, **limits: Any) -> TuneResult:
     """Tune in this process."""
     experiment = tuned_experiment(read_experiment(file), on_backend=True)
-    return Tuner(experiment, target, folder, Serial(), Settings(draws=8, **limits)).run({}, resume)
+    return Tuner(experiment, target, folder, Serial(), Settings(draws=draws, **limits)).run({}, resume)
 
 
 def random_cost(seed: int) -> dict[str, float]:

@@ -10,7 +10,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +30,7 @@ from servesim.study.executor import Results, Serial
 from servesim.study.single_run import Task
 from servesim.study.sweep_file import read_experiment
 
+from ...events import wait_until
 from .problems import (
     TRUE_COST,
     VirtualTarget,
@@ -85,7 +85,7 @@ def test_on_random_devices_the_winner_is_within_half_a_percent(tmp_path: Path, s
     factor = (0.8, 1.25, 0.7)[seed % 3]
     file = write_sweep(tmp_path, sweep_tree(cheap_decodes(cost, factor), rate=20.0 + 10 * seed, requests=30))
     truth = true_summary(file, cost, tmp_path / "truth")
-    result = tune(file, VirtualTarget(cost), tmp_path / "tuned")
+    result = tune(file, VirtualTarget(cost), tmp_path / "tuned", draws=8)
     assert len(result.rounds) <= 4
     assert regret(truth, result.summary.winner.config) < 0.005
 
@@ -103,7 +103,7 @@ def test_measured_values_decide_between_measured_configurations(
     cost = random_cost(seed)
     file = write_sweep(tmp_path, sweep_tree(cheap_decodes(cost), rate, params=params, objectives=[metric]))
     truth = true_summary(file, cost, tmp_path / "truth")
-    result = tune(file, VirtualTarget(cost), tmp_path / "tuned")
+    result = tune(file, VirtualTarget(cost), tmp_path / "tuned", draws=8)
     assert regret(truth, result.summary.winner.config) < 0.005
     measured = {m.config: m.metrics[metric] for row in result.rounds for m in row.measured}
     assert result.rounds[-1].leader.mean(metric) == pytest.approx(min(measured.values()), rel=0.005)
@@ -136,16 +136,17 @@ class FailingDraws(Serial):
 def test_failed_simulations_with_random_cost_models_are_reported(tmp_path: Path) -> None:
     experiment = tuned_experiment(read_experiment(write_sweep(tmp_path, sweep_tree())), on_backend=True)
     target = VirtualTarget(TRUE_COST)
-    tuner = Tuner(experiment, target, tmp_path / "tuned", FailingDraws(), Settings(draws=8, rounds=1))
+    tuner = Tuner(experiment, target, tmp_path / "tuned", FailingDraws(), Settings(draws=4, rounds=1))
     result = tuner.run({}, resume=False)
     candidate = next(c for c in result.rounds[0].candidates if c.config == 5)
     assert (candidate.wins, candidate.gain) == (0, 0)
-    total = 8 * len(result.rounds[0].candidates)
+    total = 4 * len(result.rounds[0].candidates)
     [first, *_] = failure_warnings(result.rounds)
-    assert first.startswith(f"round 1: 8 of {total} simulations with random cost models failed and count as the worst")
+    assert first.startswith(f"round 1: 4 of {total} simulations with random cost models failed and count as the worst")
     assert first.endswith(("; the first: config5: MemoryError", "; the first: config5: no blocks"))
 
 
+@pytest.mark.usefixtures("device_here")
 def test_a_sweep_file_with_intervals_is_tuned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, folder = write_sweep(tmp_path, sweep_tree(intervals=4, replications=2)), tmp_path / "tuned"
     assert main(["tune", str(file), "-o", str(folder), "--draws", "2", "--rounds", "1", "--top", "1", *FAKE]) == 0
@@ -166,13 +167,13 @@ def test_a_right_profile_is_confirmed_by_one_round_of_measurements(tmp_path: Pat
 
 
 def test_a_failed_measurement_loses_no_earlier_one_and_the_rest_is_as_without_the_failure(tmp_path: Path) -> None:
-    file = write_sweep(tmp_path, sweep_tree())
-    whole = tune(file, VirtualTarget(TRUE_COST), tmp_path / "whole")
+    file = write_sweep(tmp_path, sweep_tree(requests=20))
+    whole = tune(file, VirtualTarget(TRUE_COST), tmp_path / "whole", draws=2)
     target = VirtualTarget(TRUE_COST, fail_after=2)
     with pytest.raises(RuntimeError, match="the device failed"):
-        tune(file, target, tmp_path / "parts")
+        tune(file, target, tmp_path / "parts", draws=2)
     again = VirtualTarget(TRUE_COST)
-    resumed = tune(file, again, tmp_path / "parts", resume=True)
+    resumed = tune(file, again, tmp_path / "parts", resume=True, draws=2)
     assert not set(target.measured) & set(again.measured)
     names = [[m.name for m in row.measured] for row in whole.rounds]
     assert [[m.name for m in row.measured] for row in resumed.rounds] == names
@@ -204,13 +205,10 @@ def test_a_killed_command_continues_with_resume(tmp_path: Path, capsys: pytest.C
     file, folder = write_sweep(tmp_path, sweep_tree()), tmp_path / "tuned"
     command = ["tune", str(file), "-o", str(folder), "--draws", "4", "--top", "2", *FAKE]
     process = subprocess.Popen([sys.executable, "-m", "servesim", *command], start_new_session=True)
-    until = time.monotonic() + 120
-    while not any("measured" in line for line in lines_of(folder)) and time.monotonic() < until:
-        time.sleep(0.02)
+    wait_until(lambda: any("measured" in line for line in lines_of(folder)), "a measurement")
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     before = lines_of(folder)
-    assert any("measured" in line for line in before)
     with (folder / "tune.jsonl").open("a") as journal:
         journal.write('{"measured":{"rou')  # as a kill inside a write leaves it
     assert main(command) == 2
@@ -271,9 +269,9 @@ def test_no_measurement_that_does_not_fit_into_the_device_time_starts(tmp_path: 
 
 def test_a_larger_limit_continues_a_finished_run(tmp_path: Path) -> None:
     file, folder = write_sweep(tmp_path, sweep_tree()), tmp_path / "tuned"
-    first = tune(file, VirtualTarget(TRUE_COST), folder, rounds=1)
+    first = tune(file, VirtualTarget(TRUE_COST), folder, rounds=1, draws=2)
     assert first.reason == "the limit of 1 rounds"
-    more = tune(file, VirtualTarget(TRUE_COST), folder, resume=True)
+    more = tune(file, VirtualTarget(TRUE_COST), folder, resume=True, draws=2)
     assert len(more.rounds) >= len(first.rounds)
     assert more.reason in (STABLE, SETTLED)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -71,12 +72,14 @@ def test_with_a_restart_command_all_configurations_are_measured(
     notes, wait = tmp_path / "restarts.txt", 10.0
     with service(policy={"name": "llm-serving", "decode_batch": 16, "prefill_batch": 1}, cost=COST) as server:
         command = url_command(file, folder, server.port)
+        start = time.perf_counter()
         assert main([*command, "--restart", f'cd / && echo "$SCENARIO" >> {notes}; sleep {wait}', "--rounds", "1"]) == 0
+        whole = time.perf_counter() - start
     assert "winner: tuned/best.yaml (measured)\n" in capsys.readouterr().out
     restarted = notes.read_text().split()
     assert all(Path(name).is_absolute() and Path(name).is_file() for name in restarted)
     first = next(csv.DictReader((folder / "rounds.csv").open()))
-    assert float(first["device_s"]) < wait * len(restarted)  # without the restarts
+    assert float(first["device_s"]) <= whole - wait * len(restarted)  # without the restarts
     assert [Path(name).name for name in restarted][:2] == ["round1-config2.yaml", "round1-config0-baseline.yaml"]
     assert yaml.safe_load(Path(restarted[0]).read_text())["policy"]["decode_batch"] == 16
 

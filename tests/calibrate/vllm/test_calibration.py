@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,21 +32,29 @@ FIRST_CHECKED = 1075  # step of the recording; earlier ones are fitted
 FRONT_END = 0.0097  # seconds, measured with single requests
 
 
-@pytest.fixture
-def recording(recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recording:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the recording, its profile and its scenario."""
+    return tmp_path_factory.mktemp("calibration")
+
+
+@pytest.fixture(scope="module")
+def recording(recordings: Path, folder: Path) -> Iterator[Recording]:
     """The steps of vLLM 0.32.0 on a CPU, with its default flags."""
-    monkeypatch.setattr(recording_module, "WRITTEN_S", 0.0)
-    path = tmp_path / "steps.jsonl"
+    path = folder / "steps.jsonl"
     path.write_bytes(gzip.decompress((recordings / "vllm-server" / "steps.jsonl.gz").read_bytes()))
-    return open_recording(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recording_module, "WRITTEN_S", 0.0)
+        yield open_recording(path)
 
 
-@pytest.fixture
-def fitted(recording: Recording, tmp_path: Path) -> FittedServer:
-    steps = [step for step in recording.steps() if step.number < FIRST_CHECKED]
-    write_fit(recording, steps, tmp_path / "profile", {"front_end": {"seconds": FRONT_END}})
-    checked = recording.steps()[len(steps) :]
-    return FittedServer(recording, steps, load_profile(tmp_path / "profile"), tmp_path / "scenario.yaml", checked)
+@pytest.fixture(scope="module")
+def fitted(recording: Recording, folder: Path) -> FittedServer:
+    every = recording.steps()
+    steps = [step for step in every if step.number < FIRST_CHECKED]
+    write_fit(recording, steps, folder / "profile", {"front_end": {"seconds": FRONT_END}})
+    profile, checked = load_profile(folder / "profile"), every[len(steps) :]
+    return FittedServer(recording, steps, profile, folder / "scenario.yaml", checked)
 
 
 def compared(fitted: FittedServer, recordings: Path, profile: Profile) -> ReplayedScenario:

@@ -91,7 +91,7 @@ def test_the_preemptions_of_a_burst_need_a_front_end_that_passes_on_requests_one
 def test_the_simulation_repeats_its_own_decisions(is_async: bool, rate: float, tmp_path: Path) -> None:
     """Also with two steps in flight, where a step is decided before the last one has returned."""
     scenario = scenario_from({
-        "workload": {**WORKLOAD, "arrivals": {"kind": "poisson", "rate": rate}},
+        "workload": {**WORKLOAD, "requests": 40, "arrivals": {"kind": "poisson", "rate": rate}},
         "engine": {"num_blocks": 60, "max_model_len": 800, "front_end": {"seconds": 0.003, "per_request": 0.004}},
         "policy": {"name": "vllm-v1", "async_scheduling": is_async},
         "profile": {"base": 0.01, "prefill_token": 1e-4},

@@ -11,12 +11,16 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from servesim.calibrate.adapter import vllm_recorder
 from servesim.calibrate.adapter.vllm_recorder import recording_scheduler
 from servesim.calibrate.imports.step_log import read_step_log
 from servesim.calibrate.vllm.recording import open_recording
 from servesim.cli import main
 from servesim.core import Shape
 from servesim.files.step_table import read_steps
+
+from ...events import wait_until
+from ..conftest import VirtualTime
 
 VLLM_PYTHON = os.environ.get("SERVESIM_VLLM_PYTHON")
 LLAMA = {
@@ -93,16 +97,22 @@ def config(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def wait_for_lines(path: Path, count: int) -> list[dict[str, Any]]:
-    for _ in range(100):
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        if len(lines) == count:
-            return [json.loads(line) for line in lines]
-        time.sleep(0.02)
-    raise AssertionError(f"expected {count} lines, got {lines}")
+    wait_until(lambda: path.exists() and path.read_bytes().count(b"\n") >= count, f"{count} lines")
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert len(lines) == count
+    return lines
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
+    """The clock of the recorder."""
+    clock = VirtualTime()
+    monkeypatch.setattr(vllm_recorder, "time", SimpleNamespace(monotonic=clock.monotonic, sleep=time.sleep))
+    return clock
 
 
 def test_every_step_is_written_with_its_shape_and_times(
-    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Any, clock: VirtualTime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "steps.jsonl"
     monkeypatch.setenv("SERVESIM_STEPS", str(path))
@@ -111,7 +121,7 @@ def test_every_step_is_written_with_its_shape_and_times(
     scheduler.add_request(SimpleNamespace(request_id="b", arrival_time=17.5))
     for _ in range(3):
         decision = scheduler.schedule(False)
-        time.sleep(0.01)
+        clock.sleep(0.01)
         assert scheduler.update_from_output(decision, None) == "outputs"
     header, *_ = wait_for_lines(path, 3)  # a step without tokens runs no model
     assert "secret" not in json.dumps(header) and "10.0.0.1" not in json.dumps(header)
@@ -129,7 +139,7 @@ def test_every_step_is_written_with_its_shape_and_times(
 
 
 def test_with_asynchronous_scheduling_a_step_is_decided_before_the_result_of_the_last_one(
-    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Any, clock: VirtualTime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "steps.jsonl"
     monkeypatch.setenv("SERVESIM_STEPS", str(path))
@@ -138,14 +148,14 @@ def test_with_asynchronous_scheduling_a_step_is_decided_before_the_result_of_the
     assert isinstance(scheduler, AsyncScheduler)
     scheduler.left = [{"a": 1}, {"b": 80}]
     first, second = scheduler.schedule(), scheduler.schedule()
-    time.sleep(0.02)
+    clock.sleep(0.02)
     scheduler.update_from_output(first, None)
-    time.sleep(0.04)
+    clock.sleep(0.04)
     scheduler.update_from_output(second, None)
     wait_for_lines(path, 3)
     steps = read_step_log(path)
     assert steps.kinds.tolist() == ["decode", "prefill"]
-    assert steps.seconds.tolist() == pytest.approx([0.02, 0.04], abs=0.015)
+    assert steps.seconds.tolist() == pytest.approx([0.02, 0.04], abs=1e-4)
 
 
 def test_drafted_tokens_are_written_with_those_that_were_accepted(

@@ -157,13 +157,13 @@ def check_load(data: bytes, name: str = "trace") -> None:
         before = request.arrival
 
 
-@settings(max_examples=700)
+@settings(max_examples=250)
 @given(damaged_file())
 def test_a_damaged_file_gives_a_valid_trace_or_a_one_line_error(data: bytes) -> None:
     check_load(data)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.binary(max_size=200))
 @example(b"{")
 @example(b"[")
@@ -188,7 +188,7 @@ KEYS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=400)
+@settings(max_examples=80)
 @given(st.lists(st.dictionaries(st.sampled_from(KEYS), json_values, min_size=1, max_size=6), min_size=1, max_size=3))
 def test_known_keys_with_random_values_give_a_valid_trace_or_a_one_line_error(rows: list[dict[str, object]]) -> None:
     check_load("".join(json.dumps(row) + "\n" for row in rows).encode())
