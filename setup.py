@@ -26,7 +26,7 @@ COMPILED = ("core/*", "engine/*", "costs/*", "policies/*", "policies/*/*", "rout
 INTERPRETED = (
     "__init__",
     "errors", "limits", "native",  # subclasses of built-in exceptions; rarely used; see its text
-    "class_source", "fields",  # read annotations and source files, once per class
+    "class_source", "class_table", "fields",  # read annotations and source files, once per class
     # read mappings and files, once per run
     "device_profile", "mapping", "named_profile", "profile", "profile_file", "terms", "uncertainty",
     "config_file", "export", "tuning", "vllm_flags",  # configurations of engines, read and written

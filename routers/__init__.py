@@ -2,49 +2,35 @@
 
 from __future__ import annotations
 
-from .aibrix import AibrixPrefixCache
-from .ascend_proxy import AscendDecode, AscendPrefill
-from .conductor import Conductor
-from .dynamo import DynamoKv
-from .llm_d import LlmD, LlmDPrecise
-from .production_stack import LowestRate, StackKvAware, StackPrefixAware, StackRoundRobin, StackSession
-from .router import Asked, Fleet, Memory, Replica, Router
-from .sglang import (
-    SglangCacheAware,
-    SglangConsistentHashing,
-    SglangManual,
-    SglangPowerOfTwo,
-    SglangPrefixHash,
-    SglangRoundRobin,
-)
-from .simple import LeastRequests, PowerOfTwo, RandomReplica, RoundRobin, Sticky
-from .vllm_dp import VllmDataParallel
+from servesim.core.class_table import ClassTable
 
-ROUTERS: dict[str, type[Router]] = {
-    "round-robin": RoundRobin,
-    "random": RandomReplica,
-    "least-requests": LeastRequests,
-    "power-of-two": PowerOfTwo,
-    "sticky": Sticky,
-    "vllm-dp": VllmDataParallel,
-    "sglang-cache-aware": SglangCacheAware,
-    "sglang-round-robin": SglangRoundRobin,
-    "sglang-manual": SglangManual,
-    "sglang-consistent-hashing": SglangConsistentHashing,
-    "sglang-power-of-two": SglangPowerOfTwo,
-    "sglang-prefix-hash": SglangPrefixHash,
-    "production-stack": StackPrefixAware,
-    "production-stack-kvaware": StackKvAware,
-    "production-stack-round-robin": StackRoundRobin,
-    "production-stack-session": StackSession,
-    "production-stack-rate": LowestRate,
-    "llm-d": LlmD,
-    "llm-d-precise": LlmDPrecise,
-    "dynamo-kv": DynamoKv,
-    "aibrix": AibrixPrefixCache,
-    "conductor": Conductor,
-    "ascend-prefill": AscendPrefill,
-    "ascend-decode": AscendDecode,
-}
+from .router import Asked, Fleet, Memory, Replica, Router
+
+ROUTERS: ClassTable[Router] = ClassTable(__name__, {  # name -> module and class
+    "round-robin": "simple.RoundRobin",
+    "random": "simple.RandomReplica",
+    "least-requests": "simple.LeastRequests",
+    "power-of-two": "simple.PowerOfTwo",
+    "sticky": "simple.Sticky",
+    "vllm-dp": "vllm_dp.VllmDataParallel",
+    "sglang-cache-aware": "sglang.SglangCacheAware",
+    "sglang-round-robin": "sglang.SglangRoundRobin",
+    "sglang-manual": "sglang.SglangManual",
+    "sglang-consistent-hashing": "sglang.SglangConsistentHashing",
+    "sglang-power-of-two": "sglang.SglangPowerOfTwo",
+    "sglang-prefix-hash": "sglang.SglangPrefixHash",
+    "production-stack": "production_stack.StackPrefixAware",
+    "production-stack-kvaware": "production_stack.StackKvAware",
+    "production-stack-round-robin": "production_stack.StackRoundRobin",
+    "production-stack-session": "production_stack.StackSession",
+    "production-stack-rate": "production_stack.LowestRate",
+    "llm-d": "llm_d.LlmD",
+    "llm-d-precise": "llm_d.LlmDPrecise",
+    "dynamo-kv": "dynamo.DynamoKv",
+    "aibrix": "aibrix.AibrixPrefixCache",
+    "conductor": "conductor.Conductor",
+    "ascend-prefill": "ascend_proxy.AscendPrefill",
+    "ascend-decode": "ascend_proxy.AscendDecode",
+})
 
 __all__ = ["ROUTERS", "Asked", "Fleet", "Memory", "Replica", "Router"]

@@ -100,15 +100,14 @@ class Parser(argparse.ArgumentParser):
         return "\n".join(lines) + "\n" + (self.epilog or "")
 
 
-def parser() -> Parser:
-    """Return the whole command line."""
+def parser(groups: Sequence[str] = GROUPS) -> Parser:
+    """Return the whole command line, or the part of some groups of commands."""
     top = Parser(prog="sim", description=ABOUT, epilog=f"\nFirst steps:\n{two_columns(TASKS)}\n")
     top.add_argument("--version", action="version", version=describe())
     commands = top.add_subparsers(metavar="COMMAND", required=True)
-    for group in GROUPS:
+    for group in groups:
         importlib.import_module(f".commands.{group}", __package__).register(commands)
-    top.set_defaults(quiet=False)
-    commands.choices["completion"].set_defaults(parser=top)
+    top.set_defaults(quiet=False, whole=parser)
     return top
 
 
@@ -128,7 +127,7 @@ def run_words(argv: Optional[Sequence[str]]) -> int:
     if not words:
         print(f"{fill(ABOUT)}\n\n{two_columns(TASKS)}\n\nsim --help lists all commands.")
         return 0
-    args = parser().parse_args(words)
+    args = parser(words[:1] if words[0] in GROUPS else GROUPS).parse_args(words)
     try:
         code = run_command(args)
         sys.stdout.flush()

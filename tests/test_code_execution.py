@@ -24,6 +24,7 @@ KNOWN = {
     "calibrate/adapter/vllm_recorder.py": {"import_module"},  # modules of the vLLM that runs
     "calibrate/adapter/vllm_scheduler.py": {"import_module"},  # the same
     "sim/config/families.py": {"import_module"},  # FAMILIES
+    "sim/core/class_table.py": {"import_module"},  # FAMILIES, ROUTERS
     "traces/read/tokens.py": {"import_module"},  # tokenizers, sentencepiece
     "sim/core/fields.py": {"eval"},  # annotations of a class that is loaded
     "sim/files/yaml_reader.py": {"pickle.loads", "yaml.load"},  # its own bytes; Reader, which makes no objects

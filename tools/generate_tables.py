@@ -17,7 +17,7 @@ from servesim.config.cluster import Cluster, Pool
 from servesim.config.registry import SPECULATIVE, preset, presets
 from servesim.config.scenario import EngineConfig, Scenario, TraceFile
 from servesim.config.speculative import Speculative
-from servesim.config.validation import RECORDINGS, VALIDATION, list_policies
+from servesim.config.policy_list import RECORDINGS, VALIDATION, list_policies
 from servesim.core import Policy
 from servesim.core.class_source import docstring
 from servesim.core.fields import policy_fields

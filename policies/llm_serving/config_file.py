@@ -8,15 +8,9 @@ from typing import Any
 from servesim.config.families import ConfigFile
 from servesim.core import BadInput
 
-SECTIONS = {"model_config", "serving_config", "pa_config"}
 # Measured: 7 model calls end before the scheduler sees a new request (the current call and 6 more).
 FRONT_END = {"lag": 7, "end_lag": True}
 CLIENT_TIMEOUT_S = 600.0  # the server's SSE ping breaks performance_serving's client
-
-
-def is_llm_serving(tree: Mapping[str, Any]) -> bool:
-    """Whether a YAML tree is a configuration of llm-serving."""
-    return "model_config" in tree and bool(SECTIONS & set(tree))
 
 
 def from_llm_serving(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -86,4 +80,4 @@ def as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list) else [value]
 
 
-CONFIG_FILE = ConfigFile("the YAML configuration of llm-serving", "llm-serving", is_llm_serving, from_llm_serving)
+CONFIG_FILE = ConfigFile("the YAML configuration of llm-serving", from_llm_serving)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from servesim.core import Policy
 from servesim.policies import Validation
 
 from .policy import MindIE
 
-__all__ = ["POLICIES", "VALIDATION", "MindIE"]
-POLICIES: dict[str, type[Policy]] = {"mindie": MindIE}
+__all__ = ["VALIDATION", "MindIE"]
 VALIDATION: dict[str, Validation] = {  # recordings per version, and what is not modelled
     "MindIE-LLM": Validation(
         {"mindie": {"3.0.0": 35}},

@@ -67,11 +67,6 @@ CHECKED = {  # no key of a scenario: the first two become stage_policy, the othe
 Values = dict[str, Any]
 
 
-def is_mindie(tree: Mapping[str, Any]) -> bool:
-    """Whether a JSON tree is a configuration of MindIE."""
-    return "BackendConfig" in tree
-
-
 def from_mindie(tree: Mapping[str, Any], where: str) -> Values:
     """Return the scenario of a server with this configuration; raise BadInput if the server does not start with it."""
     keys = {**KEYS, **CHECKED}
@@ -205,7 +200,7 @@ def other_plugins(tree: Mapping[str, Any], where: str) -> Optional[str]:
 
 
 CONFIG_FILE = ConfigFile(
-    "the config.json of MindIE", "mindie", is_mindie, from_mindie, other_plugins,
+    "the config.json of MindIE", from_mindie, other_plugins,
     "npuMemSize gives no number of KV blocks without the model, so the run has {blocks:,}: set engine.num_blocks "
     "(npuBlockNum of the server), or engine.device_memory",
 )  # fmt: skip

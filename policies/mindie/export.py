@@ -9,7 +9,7 @@ from servesim.config.layers import read_mapping
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import field_values
 
-from .config_file import from_mindie, is_mindie, to_mindie
+from .config_file import from_mindie, to_mindie
 
 NO_BASE = "only the keys of the scheduler; to change a copy of your own file, add --set server_config=config.json"
 ASYNC = "start the server with MINDIE_ASYNC_SCHEDULING_ENABLE=1: asynchronous scheduling is not a key of config.json"
@@ -19,7 +19,7 @@ def mindie_file(scenario: Scenario, model: str = MODEL) -> Exported:
     """Return MindIE's config.json: the file of the scenario with the changed keys, else all keys of the scheduler."""
     file, engine, policy = scenario.server_config, scenario.engine, field_values(scenario.make_policy())
     tree = {} if file is None else read_mapping(file, "configuration")
-    base = tree if is_mindie(tree) else None
+    base = tree if "BackendConfig" in tree else None
     config = to_mindie(policy, engine.model_dump(), base, None if model == MODEL else model)
     missing = changed_engine_keys(engine, {"block_size", "max_model_len", "host_blocks"})
     if not refusals_of(scenario):  # else `export_scenario` says why the server does not start

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from servesim.core import Policy
 from servesim.policies import Validation
 
 from .lightllm import LightLLM
@@ -10,15 +9,7 @@ from .orca import Orca, Static
 from .sarathi import Sarathi, SarathiAlternating
 from .splitfuse import SplitFuse
 
-__all__ = ["POLICIES", "VALIDATION", "LightLLM", "Orca", "Sarathi", "SarathiAlternating", "SplitFuse", "Static"]
-POLICIES: dict[str, type[Policy]] = {
-    "static": Static,
-    "orca": Orca,
-    "sarathi": Sarathi,
-    "sarathi-alternating": SarathiAlternating,
-    "splitfuse": SplitFuse,
-    "lightllm": LightLLM,
-}
+__all__ = ["VALIDATION", "LightLLM", "Orca", "Sarathi", "SarathiAlternating", "SplitFuse", "Static"]
 VALIDATION: dict[str, Validation] = {  # recordings per version, and what is not modelled
     "Sarathi-Serve": Validation(
         {"sarathi": {"96f9911": 2}, "sarathi-alternating": {"96f9911": 0}, "static": {"96f9911": 2}},

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from servesim.core import Policy
 from servesim.policies import Validation
 
 from .policy import SGLang
 
-__all__ = ["POLICIES", "VALIDATION", "SGLang"]
-POLICIES: dict[str, type[Policy]] = {"sglang": SGLang}
+__all__ = ["VALIDATION", "SGLang"]
 VALIDATION: dict[str, Validation] = {  # recordings per version, and what is not modelled
     "SGLang": Validation(
         {"sglang": {"0.4.6": 34, "0.5.18": 22}},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from servesim.core import Policy
 from servesim.policies import Validation
 
 from .queues import AscendBatchJobs, AscendShortFirst
@@ -10,19 +9,9 @@ from .v1 import AscendBalance, AscendDynamicBatch, AscendProfilingChunk, AscendR
 from .whole_prompts import VLLMAscend, VLLMMindSpore
 
 __all__ = [
-    "POLICIES", "VALIDATION", "AscendBalance", "AscendBatchJobs", "AscendDynamicBatch", "AscendProfilingChunk",
+    "VALIDATION", "AscendBalance", "AscendBatchJobs", "AscendDynamicBatch", "AscendProfilingChunk",
     "AscendRecompute", "AscendShortFirst", "VLLMAscend", "VLLMMindSpore",
 ]  # fmt: skip
-POLICIES: dict[str, type[Policy]] = {
-    "vllm-ascend": VLLMAscend,
-    "vllm-ascend-dynamic-batch": AscendDynamicBatch,
-    "vllm-ascend-short-first": AscendShortFirst,
-    "vllm-ascend-batch-jobs": AscendBatchJobs,
-    "vllm-ascend-profiling-chunk": AscendProfilingChunk,
-    "vllm-ascend-recompute": AscendRecompute,
-    "vllm-ascend-balance": AscendBalance,
-    "vllm-mindspore": VLLMMindSpore,
-}
 VALIDATION: dict[str, Validation] = {  # recordings per version, and what is not modelled
     "vLLM on Ascend": Validation(
         {

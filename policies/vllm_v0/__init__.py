@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from servesim.core import Policy
 from servesim.policies import Validation
 
 from .chunked import VLLMChunked
 from .policy import VLLM
 
-__all__ = ["POLICIES", "VALIDATION", "VLLM", "VLLMChunked"]
-POLICIES: dict[str, type[Policy]] = {
-    "vllm": VLLM,
-    "vllm-chunked": VLLMChunked,
-}
+__all__ = ["VALIDATION", "VLLM", "VLLMChunked"]
 VALIDATION: dict[str, Validation] = {  # recordings per version, and what is not modelled
     "vLLM v0": Validation(
         {

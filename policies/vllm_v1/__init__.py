@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from servesim.core import Policy
 from servesim.policies import Validation
 
 from .policy import VLLMV1
 
-__all__ = ["POLICIES", "VALIDATION", "VLLMV1"]
-POLICIES: dict[str, type[Policy]] = {"vllm-v1": VLLMV1}
+__all__ = ["VALIDATION", "VLLMV1"]
 VALIDATION: dict[str, Validation] = {  # recordings per version, and what is not modelled
     "vLLM V1": Validation(
         {"vllm-v1": {

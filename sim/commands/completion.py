@@ -26,10 +26,11 @@ def print_completion(args: argparse.Namespace) -> int:
     """Print the script."""
     import shtab
 
-    for command in options.leaf_commands(args.parser):
+    whole = args.whole()
+    for command in options.leaf_commands(whole):
         for action in command._actions:
             annotate(action)
-    print(shtab.complete(args.parser, args.shell))
+    print(shtab.complete(whole, args.shell))
     return 0
 
 

@@ -27,7 +27,7 @@ NAMED = {  # keys of a profile by name
     "pipeline_parallel": ("N", "stages of the model, each on as many devices"),
     "precision": ("NAME", "precision of the weights: bf16, fp16, fp8, int8 or mxfp4 (default: as published)"),
 }
-SERVERS = tuple(dict.fromkeys(server for server in FAMILIES.values() if server is not None))  # of `sim export`
+SERVERS = tuple(dict.fromkeys(family.server for family in FAMILIES.values() if family.server))  # of `sim export`
 # Options for `add`, as the help shows them.
 GOODPUT = {"--goodput KEY:MS...": "SLO bounds in milliseconds, e.g. ttft:500 tpot:50 e2el:10000"}
 SETTING = {"--set KEY=VALUE": "override a scenario key (repeatable)"}

@@ -41,7 +41,7 @@ def register(commands: Any) -> None:
 
 def list_policies(args: argparse.Namespace) -> int:
     """Print one line per policy and preset, grouped by the family of their engines, and one per router."""
-    from servesim.config.validation import VALIDATION, list_policies, list_presets
+    from servesim.config.policy_list import VALIDATION, list_policies, list_presets
     from servesim.core.class_source import docstring
     from servesim.files.terminal import fill, two_columns
     from servesim.routers import ROUTERS

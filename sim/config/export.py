@@ -26,7 +26,7 @@ Exporter = Callable[..., Exported]  # of a scenario and the model that the serve
 def find_targets() -> dict[str, dict[str, Exporter]]:
     """Return the servers; of each one, the policies that reproduce its scheduler and their exporters."""
     targets: dict[str, dict[str, Exporter]] = {}
-    for family, server in FAMILIES.items():
+    for family, (server, _) in FAMILIES.items():
         if server is not None:
             targets.setdefault(server, {}).update(import_module(f"servesim.policies.{family}.export").EXPORTS)
     return targets

@@ -21,8 +21,6 @@ class ConfigFile(NamedTuple):
     """The configuration file of a real server, which a scenario may name."""
 
     title: str  # e.g. the config.json of MindIE
-    policy: str  # that this server runs
-    fits: Callable[[Mapping[str, Any]], bool]  # whether a mapping is such a file
     scenario: Callable[[Mapping[str, Any], str], dict[str, Any]]  # of a file and its name
     not_simulated: Callable[[Mapping[str, Any], str], Optional[str]] = lambda tree, where: None  # in a file, as a text
     without_blocks: str = ""  # warning if the file gives no number of KV blocks; {blocks} is the number of the run
@@ -36,15 +34,26 @@ def family_modules(name: str) -> Iterator[Any]:
             yield import_module(path)
 
 
-@cache
-def config_files() -> list[ConfigFile]:
-    """Return the configuration files that can be read."""
-    return [module.CONFIG_FILE for module in family_modules("config_file")]
+def config_files() -> dict[str, str]:
+    """Return the folders of the families with a configuration file, by the key that only such a file has."""
+    return {family.config_key: folder for folder, family in FAMILIES.items() if family.config_key}
+
+
+def read_by(folder: str) -> ConfigFile:
+    """Return the configuration file that a family reads."""
+    found: ConfigFile = import_module(f"servesim.policies.{folder}.config_file").CONFIG_FILE
+    return found
+
+
+def config_file_in(tree: Mapping[str, Any]) -> Optional[ConfigFile]:
+    """Return the configuration file that a mapping comes from; None: from another file."""
+    return next((read_by(folder) for key, folder in config_files().items() if key in tree), None)
 
 
 def config_file_of(policy: str) -> Optional[ConfigFile]:
     """Return the configuration file of the server that runs a policy."""
-    return next((file for file in config_files() if file.policy == policy), None)
+    folders = (folder for folder in config_files().values() if policy in FAMILIES[folder].policies)
+    return next(map(read_by, folders), None)
 
 
 class Tuning(NamedTuple):

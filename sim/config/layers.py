@@ -16,7 +16,7 @@ from servesim.costs.named_profile import is_named, merge_profile
 from servesim.files.read import quote, read_json, show_path
 from servesim.files.yaml_reader import parse, read_yaml
 
-from .families import config_files
+from .families import config_file_in, config_files, read_by
 from .paths import resolve_paths, resolve_sweep_paths
 from .registry import preset
 
@@ -77,7 +77,7 @@ def read_scenario_file(path: Union[str, Path], settings: Sequence[str] = ()) -> 
 def file_layer(path: Union[str, Path]) -> Layer:
     """Return the keys of a scenario file; the configuration of a server is a scenario that names it."""
     tree = read_mapping(path, "scenario")
-    if any(file.fits(tree) for file in config_files()):
+    if config_file_in(tree) is not None:
         return Layer({"server_config": str(path)})
     return Layer(tree, folder=Path(path).parent)
 
@@ -96,11 +96,11 @@ def setting_layers(settings: Sequence[str]) -> list[Layer]:
 
 def read_server(path: str) -> Tree:
     """Return the scenario of a server's own configuration."""
-    tree, known = read_mapping(path, "configuration"), config_files()
-    for file in known:
-        if file.fits(tree):
-            return file.scenario(tree, path)
-    raise BadInput(f"{path}: expected {' or '.join(file.title for file in known)}")
+    tree = read_mapping(path, "configuration")
+    file = config_file_in(tree)
+    if file is None:
+        raise BadInput(f"{path}: expected {' or '.join(read_by(folder).title for folder in config_files().values())}")
+    return file.scenario(tree, path)
 
 
 def read_sweep_file(path: Union[str, Path], what: str = "sweep") -> Tree:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Optional, TypeVar, Union, get_args
@@ -16,13 +16,15 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    TypeAdapter,
     ValidationError,
+    ValidationInfo,
     ValidatorFunctionWrapHandler,
     WrapValidator,
     model_validator,
 )
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
-from pydantic_core.core_schema import no_info_after_validator_function
+from pydantic_core.core_schema import no_info_after_validator_function, with_info_plain_validator_function
 from servesim.core import BadInput
 from servesim.core.limits import (
     MAX_INT,
@@ -198,6 +200,20 @@ def keys_of(model: type[Keys]) -> tuple[list[str], list[str]]:
 
 
 KIND = Field(description="name of the kind")
+
+
+@dataclass(frozen=True)
+class Selected:
+    """Validates a section with the model that a function selects. The other models are built for the JSON schema only."""
+
+    kinds: Any  # all models of the section
+    validate: Callable[[Any, ValidationInfo], Any]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return with_info_plain_validator_function(self.validate)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return handler(TypeAdapter(self.kinds).core_schema)
 
 
 def models_by_kind(*models: type[Keys]) -> dict[str, type[Keys]]:

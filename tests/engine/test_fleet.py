@@ -232,7 +232,7 @@ class LeastReported(Router):
 
 
 def test_old_reports_send_a_burst_to_one_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ROUTERS, "reported", LeastReported)
+    monkeypatch.setattr("servesim.config.cluster.ROUTERS", {**ROUTERS, "reported": LeastReported})
     requests = [ClientRequest(number, 0.03 * number, 100, 50) for number in range(12)]
     for staleness, expected in ((0.0, [0, 1, 2, 3]), (0.1, [0, 0, 0, 0, 1, 1, 1, 1]), (10.0, [0] * 12)):
         seen = Choices()

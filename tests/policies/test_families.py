@@ -1,7 +1,8 @@
-"""The folders of policies: each engine family can be removed, by its folder and one line of a table."""
+"""The folders of policies: each engine family can be removed, by its folder and one entry of a table."""
 
 from __future__ import annotations
 
+import ast
 import compileall
 import json
 import os
@@ -53,18 +54,18 @@ def test_a_family_is_imported_by_subclasses_and_by_tools_of_its_engine_only() ->
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_is_removed_with_its_folder_and_its_line(family: str, library: Path, tmp_path: Path) -> None:
+def test_a_family_is_removed_with_its_folder_and_its_entry(family: str, library: Path, tmp_path: Path) -> None:
     removed = {family, *(name for name, bases in EXTENDS.items() if family in bases)}
     package = copy_without(removed, library, tmp_path)
     policy, server = ("sglang", "sglang") if "vllm_v1" in removed else ("vllm-v1", "vllm")
     (tmp_path / "scenario.yaml").write_text(SCENARIO.replace("NAME", policy))
     commands = ["policies list", "run scenario.yaml", f"export scenario.yaml --to {server}"]
     file, codes, policies, presets, targets = in_copy(tmp_path, commands)
-    left = {name: server for name, server in FAMILIES.items() if name not in removed}
+    left = {name: family for name, family in FAMILIES.items() if name not in removed}
     assert (Path(file).parent, codes) == (package, [0, 0, 0])
-    assert policies == [name for family in left for name in import_module(f"servesim.policies.{family}").POLICIES]
+    assert policies == [name for family in left.values() for name in family.policies]
     assert set(presets) == {path.stem for family in left for path in (ROOT / "policies" / family).rglob("*.yaml")}
-    assert set(targets) == set(left.values()) - {None}
+    assert set(targets) == {family.server for family in left.values()} - {None}
 
 
 def in_copy(folder: Path, commands: list[str]) -> Any:
@@ -107,13 +108,26 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def copy_without(removed: set[str], library: Path, folder: Path) -> Path:
-    """Copy the library without the folders of some families and their lines in the table; return the package."""
+    """Copy the library without the folders of some families and their entries in the table; return the package."""
     package = shutil.copytree(library / "servesim", folder / "servesim")
     table = package / "policies" / "__init__.py"
-    lines = table.read_text(encoding="utf-8").splitlines(keepends=True)
+    text = table.read_text(encoding="utf-8")
+    lines = text.splitlines(keepends=True)
     for family in removed:
         shutil.rmtree(package / "policies" / family)
-        [line] = [line for line in lines if line.startswith(f'    "{family}": ')]
-        lines.remove(line)
+        first, last = lines_of_entry(text, family)
+        lines[first - 1 : last] = [""] * (last - first + 1)
     table.write_text("".join(lines), encoding="utf-8")
     return package
+
+
+def lines_of_entry(text: str, family: str) -> tuple[int, int]:
+    """Return the numbers of the first and the last line of the entry of a family in FAMILIES."""
+    dicts = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Dict))
+    [found] = [
+        (key.lineno, value.end_lineno or 0)
+        for node in dicts
+        for key, value in zip(node.keys, node.values)
+        if isinstance(key, ast.Constant) and key.value == family and isinstance(value, ast.Call)
+    ]
+    return found

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servesim.config.validation import RECORDINGS, list_policies
+from servesim.config.policy_list import RECORDINGS, list_policies
 from servesim.policies import POLICIES
 
 from . import (

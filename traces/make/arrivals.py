@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Union, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, Field, ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from servesim.core import BadInput
 from servesim.core.limits import MAX_BURSTINESS, MAX_CV, MAX_REQUESTS, MIN_BURSTINESS, MIN_CV
 from servesim.files import checked
@@ -378,7 +378,7 @@ AnyProcess = Union[Constant, Poisson, Gamma, Vllm, ContestArrivals, OnOff, Mmpp,
 ARRIVAL_KINDS = checked.models_by_kind(*get_args(AnyProcess))
 
 
-def arrivals_of(section: Any, inner: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+def arrivals_of(section: Any, info: ValidationInfo) -> Any:
     """Return the arrival process; a process without a rate needs `requests` instead of `duration`."""
     keys = checked.validate_kind(section, ARRIVAL_KINDS)
     if isinstance(keys, (Burst, Closed)) and info.data.get("duration") is not None:
@@ -388,4 +388,6 @@ def arrivals_of(section: Any, inner: ValidatorFunctionWrapHandler, info: Validat
     return keys
 
 
-Arrivals = Annotated[AnyProcess, Field(discriminator="kind"), WrapValidator(arrivals_of)]
+Arrivals = Annotated[
+    AnyProcess, checked.Selected(Annotated[AnyProcess, Field(discriminator="kind")], arrivals_of)
+]

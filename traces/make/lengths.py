@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Optional, Union, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from servesim.core.limits import MAX_SIGMA, MAX_TOKENS
 from servesim.files import checked
 from servesim.files.checked import (
@@ -138,7 +138,7 @@ AnyDistribution = Union[Fixed, Uniform, Lognormal, Quantiles]
 DISTRIBUTION_KINDS = checked.models_by_kind(*get_args(AnyDistribution))
 
 
-def distribution_of(section: Any, inner: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+def distribution_of(section: Any, info: ValidationInfo) -> Any:
     """Return the distribution of prompts or outputs; a number is `fixed`, a list of two numbers `uniform`."""
     kind = info.data.get("kind")
     if type(section) is int:
@@ -152,7 +152,7 @@ def distribution_of(section: Any, inner: ValidatorFunctionWrapHandler, info: Val
 
 Distribution = Annotated[
     AnyDistribution,
-    WrapValidator(distribution_of, json_schema_input_type=Union[AnyDistribution, Length, tuple[Length, Length]]),
+    checked.Selected(Union[AnyDistribution, Length, tuple[Length, Length]], distribution_of),
 ]
 
 
@@ -240,11 +240,11 @@ AnyLengths = Union[SeparateLengths, TraceLengths, ContestLengths]
 PAIR_KINDS = checked.models_by_kind(TraceLengths, ContestLengths)
 
 
-def lengths_of(section: Any, inner: ValidatorFunctionWrapHandler) -> Any:
+def lengths_of(section: Any, info: ValidationInfo) -> Any:
     """Return the lengths. `kind` trace or contest gives pairs; another kind is the default of prompt and output."""
     if isinstance(section, Mapping) and section.get("kind") is None:
         return SeparateLengths.model_validate(section)
     return checked.validate_kind(section, {**dict.fromkeys(DISTRIBUTION_KINDS, SeparateLengths), **PAIR_KINDS})
 
 
-Lengths = Annotated[AnyLengths, WrapValidator(lengths_of)]
+Lengths = Annotated[AnyLengths, checked.Selected(AnyLengths, lengths_of)]
