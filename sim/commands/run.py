@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from contextlib import ExitStack
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Optional
 
 from servesim.core import BadInput
 
@@ -46,31 +47,21 @@ def register(commands: Any) -> None:
 
 def run_scenario(args: argparse.Namespace) -> int:
     """Simulate and print; return 1 if the engine got stuck."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy would start a thread per core that has nothing to do
     from servesim.config.layers import assemble
     from servesim.config.scenario import scenario_from
-    from servesim.files.write import check_new, open_text
-    from servesim.runs.decision_log import DecisionLog
-    from servesim.runs.run_folder import SENT, write_run
     from servesim.runs.run_warnings import run_warnings, source_notes
     from servesim.runs.simulate import load_trace, simulate
     from servesim.runs.text import show_run
 
-    if args.output:
-        check_new(Path(args.output) / SENT, "measured run")
+    check_output(args.output)
     layers, notes = options.layers_with_server(args)
     tree = assemble(layers)
     scenario = scenario_from(tree, args.scenario or "scenario")
     trace = load_trace(scenario)
     print_note(args, *trace.remarks())
     with ExitStack() as files:
-        observers: list[Any] = []
-        if args.decisions:
-            observers.append(DecisionLog(files.enter_context(open_text(args.decisions))))
-        if args.timeline:
-            from servesim.runs.timeline import Timeline
-
-            names = [] if scenario.fleet is None else scenario.fleet.names
-            observers.append(files.enter_context(Timeline(args.timeline, names)))
+        observers = open_observers(args, scenario, files)
         start = time.perf_counter()
         run = simulate(scenario, trace, observers, fast_forward=not args.no_fast_forward)
         run.measures.add_percentiles(args.metric_percentiles)
@@ -79,12 +70,39 @@ def run_scenario(args: argparse.Namespace) -> int:
         warnings = run_warnings(scenario, run.profile, trace)
         run.notes = [*warnings, *source_notes(run.profiles)]  # the table prints the latter
         if args.output:  # if this fails, the other files do not appear either
+            from servesim.runs.run_folder import write_run
+
             write_run(run, args.output)
     of_policy = run.server.policy.remark(run.server.view.state)
     print_note(args, *notes, *remarks_of(args, scenario), *([of_policy] if of_policy else []))
     print_warning(*(warning.text for warning in warnings))
     print_result(args, run.result, lambda: show_run(run, args.metric_percentiles))
     return 1 if run.stuck else 0
+
+
+def check_output(folder: Optional[str]) -> None:
+    """Raise BadInput if the folder has a measured run, before the simulation."""
+    if folder:
+        from servesim.files.write import check_new
+        from servesim.runs.run_folder import SENT
+
+        check_new(Path(folder) / SENT, "measured run")
+
+
+def open_observers(args: argparse.Namespace, scenario: Scenario, files: ExitStack) -> list[Any]:
+    """Return what writes the decision log and the timeline; their files are closed with `files`."""
+    observers: list[Any] = []
+    if args.decisions:
+        from servesim.files.write import open_text
+        from servesim.runs.decision_log import DecisionLog
+
+        observers.append(DecisionLog(files.enter_context(open_text(args.decisions))))
+    if args.timeline:
+        from servesim.runs.timeline import Timeline
+
+        names = [] if scenario.fleet is None else scenario.fleet.names
+        observers.append(files.enter_context(Timeline(args.timeline, names)))
+    return observers
 
 
 def remarks_of(args: argparse.Namespace, scenario: Scenario) -> list[str]:

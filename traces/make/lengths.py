@@ -28,7 +28,6 @@ from servesim.files.checked import (
     Positive,
     Text,
 )
-from servesim.traces.read.formats import load
 from servesim.traces.trace import Columns, stream
 
 Floats = NDArray[np.float64]
@@ -190,6 +189,8 @@ class TraceLengths(Keys):
 
     def pairs(self, count: int, seed: int) -> Columns:
         """Return lengths and output limits of `count` requests."""
+        from servesim.traces.read.formats import load
+
         requests = load(self.path, self.format, self.columns, tokenizer=self.tokenizer).requests
         if self.draw == "resample":
             rows = stream(seed, "lengths").integers(len(requests), size=count).tolist()

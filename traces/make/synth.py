@@ -15,7 +15,6 @@ from servesim.traces.edit import merge
 from servesim.traces.trace import Columns, Trace, build_trace, stream
 
 from .arrivals import Closed
-from .contest import contest
 from .texts import add_texts, previous_of, previous_turns
 from .workload import AnyWorkload, ClosedRequests, ContestWorkload, Mix, Requests, StagedRequests, workload_from
 
@@ -31,6 +30,8 @@ def synthesise(workload: Mapping[str, Any], seed: int = 0) -> Trace:
 
 def _generate(workload: AnyWorkload, seed: int) -> Trace:
     if isinstance(workload, ContestWorkload):
+        from .contest import contest
+
         keys = workload.contest
         return contest(keys.X, keys.T, seed, keys.lengths, keys.send_overhead, keys.tokenizer)
     if isinstance(workload, Mix):
