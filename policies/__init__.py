@@ -49,9 +49,8 @@ FAMILIES = {
         "lightllm": "LightLLM",
     }),
 }  # fmt: skip
-POLICIES: ClassTable[Policy] = ClassTable(
-    __name__, {name: f"{folder}.{kind}" for folder, family in FAMILIES.items() for name, kind in family.policies.items()}
-)
+PLACES = {name: f"{folder}.{kind}" for folder, family in FAMILIES.items() for name, kind in family.policies.items()}
+POLICIES: ClassTable[Policy] = ClassTable(__name__, PLACES)
 
 
 class Validation(NamedTuple):

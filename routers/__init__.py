@@ -6,7 +6,7 @@ from servesim.core.class_table import ClassTable
 
 from .router import Asked, Fleet, Memory, Replica, Router
 
-ROUTERS: ClassTable[Router] = ClassTable(__name__, {  # name -> module and class
+PLACES = {  # name -> module and class
     "round-robin": "simple.RoundRobin",
     "random": "simple.RandomReplica",
     "least-requests": "simple.LeastRequests",
@@ -31,6 +31,7 @@ ROUTERS: ClassTable[Router] = ClassTable(__name__, {  # name -> module and class
     "conductor": "conductor.Conductor",
     "ascend-prefill": "ascend_proxy.AscendPrefill",
     "ascend-decode": "ascend_proxy.AscendDecode",
-})
+}
+ROUTERS: ClassTable[Router] = ClassTable(__name__, PLACES)
 
 __all__ = ["ROUTERS", "Asked", "Fleet", "Memory", "Replica", "Router"]

@@ -33,7 +33,7 @@ TASKS = {
     "sim capacity my.yaml --subject-to 'p99_ttft_ms <= 500'": "find the highest request rate that meets a limit",
     "sim replay my.yaml --url http://HOST:PORT": "send the requests to a real server and print the error",
 }
-NEW_OBJECTS = 100_000  # until a garbage collection: with Python's 700, a short command spends a tenth of its time in them
+NEW_OBJECTS = 100_000  # until a garbage collection: Python's 700 are a tenth of the time of a short command
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # errors of a full disk
 ASCII = {"±": "+-", "×": "x", "–": "-", "…": "..."}  # for terminals without UTF-8
 

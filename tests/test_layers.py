@@ -79,7 +79,8 @@ ON_HOSTS = (
     "calibrate.adapter.llm_serving", "calibrate.adapter.vllm_recorder", "calibrate.adapter.vllm_scheduler",
     "calibrate.device.standalone", "calibrate.device.worker", "calibrate.device.fake", "calibrate.engines.driver",
     "calibrate.probe.measure", "calibrate.live.replay_job", "calibrate.server.engine_process",
-    *(f"policies.{family}" for family in FAMILIES), *(f"routers.{path.stem}" for path in (ROOT / "routers").glob("[a-z]*.py")),
+    *(f"policies.{family}" for family in FAMILIES),
+    *(f"routers.{path.stem}" for path in (ROOT / "routers").glob("[a-z]*.py")),
 )  # fmt: skip
 ENGINE_NAMES = re.compile(
     r"vllm|sglang|mindie|llm.?serving|lightllm|mindspore|sarathi|splitfuse|fastgen|fastertransformer|fastserve"

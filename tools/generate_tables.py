@@ -14,10 +14,10 @@ from typing import Any, Optional
 
 import yaml
 from servesim.config.cluster import Cluster, Pool
+from servesim.config.policy_list import RECORDINGS, VALIDATION, list_policies
 from servesim.config.registry import SPECULATIVE, preset, presets
 from servesim.config.scenario import EngineConfig, Scenario, TraceFile
 from servesim.config.speculative import Speculative
-from servesim.config.policy_list import RECORDINGS, VALIDATION, list_policies
 from servesim.core import Policy
 from servesim.core.class_source import docstring
 from servesim.core.fields import policy_fields

@@ -204,7 +204,7 @@ KIND = Field(description="name of the kind")
 
 @dataclass(frozen=True)
 class Selected:
-    """Validates a section with the model that a function selects. The other models are built for the JSON schema only."""
+    """Validates a section with the model that a function selects. The others are built for the JSON schema only."""
 
     kinds: Any  # all models of the section
     validate: Callable[[Any, ValidationInfo], Any]

@@ -388,6 +388,4 @@ def arrivals_of(section: Any, info: ValidationInfo) -> Any:
     return keys
 
 
-Arrivals = Annotated[
-    AnyProcess, checked.Selected(Annotated[AnyProcess, Field(discriminator="kind")], arrivals_of)
-]
+Arrivals = Annotated[AnyProcess, checked.Selected(Annotated[AnyProcess, Field(discriminator="kind")], arrivals_of)]
