@@ -26,9 +26,10 @@ Exporter = Callable[..., Exported]  # of a scenario and the model that the serve
 def find_targets() -> dict[str, dict[str, Exporter]]:
     """Return the servers; of each one, the policies that reproduce its scheduler and their exporters."""
     targets: dict[str, dict[str, Exporter]] = {}
-    for family, (server, _) in FAMILIES.items():
-        if server is not None:
-            targets.setdefault(server, {}).update(import_module(f"servesim.policies.{family}.export").EXPORTS)
+    for folder, family in FAMILIES.items():
+        if family.server is not None:
+            exporters = import_module(f"servesim.policies.{folder}.export").EXPORTS
+            targets.setdefault(family.server, {}).update(exporters)
     return targets
 
 
