@@ -1,59 +1,70 @@
-"""500 random scenarios over all policies, and one per preset: costs, requests, limits and front ends of all kinds.
+"""Random scenarios over all policies, and one per preset: costs, requests, limits, clusters of all kinds.
 
-With them what must hold for every run. `make test` compares 100 of them, plain and compiled, with and without
-fast-forward, and `make test-all` all. For 2,000:
+A case is data that JSON can hold, so that another build of the product can run it: tools/compare_builds.py.
+`make test` compares 100 of them, plain and compiled, with and without fast-forward, and `make test-all` 500. For 2,000:
 
     SCENARIOS=2000 python -m pytest tests/compiled/test_same_results.py
 """
 
 from __future__ import annotations
 
-import math
 import os
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Optional
 
 from servesim.config.registry import SPECULATIVE, make_policy, preset, presets
-from servesim.core import ClientRequest
+from servesim.config.scenario import scenario_from
+from servesim.core import BadInput
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.costs.imported_tables import VidurCost
 from servesim.engine.rules import rules_of
 from servesim.policies import POLICIES
-from servesim.runs.request_rows import seconds_in_states
-from servesim.runs.run_requests import RunRequests
-from servesim.runs.simulate import Run
-from servesim.testing import TIMES
 from servesim.traces.trace import Trace, table_of
 
-from .policy_values import random_fields
+from .policy_values import VALUES, known_fields, random_fields
+from .random_clusters import random_cluster
+from .random_requests import Row, add_answers, client_request, random_requests
 
 COUNT = int(os.environ.get("SCENARIOS", "500"))
 BUNDLED = ("h200-llama2-7b", "cpu-tiny-kbk", "ascend910b4-llama2-7b")
+OWN = {"engine", "policy", "profile"}  # keys of a pool that differ from those of the scenario
+ROUND = [*POLICIES, *["vllm-v1"] * 4, "sglang", "vllm"]  # those with the most features are more frequent
 
 
 @dataclass(frozen=True)
 class Case:
-    """One scenario to run."""
+    """One scenario to run, as data of JSON."""
 
     name: str
     tree: dict[str, Any]  # of the scenario
-    trace: Optional[Trace] = None  # None: the workload of the scenario
-    profile: Optional[Profile] = None  # None: the profile of the scenario
+    rows: Optional[list[Row]] = None  # the requests; None: the workload of the scenario
+    is_table: bool = False  # whether they are stored as columns
+    vidur: Optional[int] = None  # the cost model is one of small tables, with this step; None: that of the scenario
+
+    @property
+    def trace(self) -> Optional[Trace]:
+        """The requests; None: the workload of the scenario."""
+        if self.rows is None:
+            return None
+        requests = [client_request(row) for row in self.rows]
+        return Trace(table_of(requests) if self.is_table else requests, "random", "synth")
+
+    @property
+    def profile(self) -> Optional[Profile]:
+        """The profile of the run; None: that of the scenario."""
+        return None if self.vidur is None else Profile("vidur", vidur_cost(self.vidur))
 
 
 def cases() -> list[Case]:
     """Return all scenarios. They are the same in every process."""
-    names = list(POLICIES)
-    chosen = [random_case(number, names[number % len(names)]) for number in numbers(COUNT)]
-    return [preset_case(name) for name in presets()] + chosen
+    return [preset_case(name) for name in presets()] + [numbered_case(number) for number in numbers(COUNT)]
 
 
 def numbers(count: int) -> list[int]:
     """Return the numbers of about `count` random scenarios: of fewer than 500, whole rounds over all policies."""
     step = max(1, 500 // count)
-    return [number for number in range(max(500, count)) if number // len(POLICIES) % step == step - 1]
+    return [number for number in range(max(500, count)) if number // len(ROUND) % step == step - 1]
 
 
 def preset_case(name: str) -> Case:
@@ -63,8 +74,60 @@ def preset_case(name: str) -> Case:
     return Case(f"preset-{name}", {**tree, "profile": rng.choice(BUNDLED), "noise": rng.random() < 0.3})
 
 
+def numbered_case(number: int) -> Case:
+    """Return the random scenario with this number, which also chooses its policy."""
+    return random_case(number, ROUND[number % len(ROUND)])
+
+
 def random_case(number: int, policy: str) -> Case:
-    """Return a random scenario of a policy, often with few KV blocks."""
+    """Return a random scenario of a policy: of one server, of ranks or of a cluster, or with several answers."""
+    case, rng = server_case(number, policy), random.Random(f"more {number} {policy}")
+    tree, kind = case.tree, rng.random()
+    ranks = tree["engine"].get("data_parallel_size", 1)
+    if kind < 0.37:
+        named = tree.get("profile") in ("h200-llama2-7b", "ascend910b4-llama2-7b")
+        cluster = random_cluster(rng, lambda: random_server(rng, tree["policy"], not named), named)
+        if ranks > 1:  # they are the replicas
+            cluster = {key: cluster[key] for key in ("router", "staleness")}
+        tree = valid_tree({**tree, "cluster": cluster})
+    elif kind < 0.7 and case.rows is not None:
+        add_answers(rng, case.rows, rules_of(make_policy(tree["policy"])).sequence_groups)
+    return replace(case, tree=tree)
+
+
+def valid_tree(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return a scenario without the keys that the product refuses in it."""
+    while True:
+        try:
+            scenario_from(tree)
+            return tree
+        except BadInput as bad:
+            *path, key = str(bad).split(": ")[1].split(".")
+            section = tree
+            for name in path:
+                section = section[name]
+            if key == "pools" and any(OWN & pool.keys() for pool in section[key]):
+                section[key] = [{name: pool[name] for name in pool.keys() - OWN} for pool in section[key]]
+            else:
+                del section[key]
+
+
+def random_server(rng: random.Random, policy: dict[str, Any], with_profile: bool) -> dict[str, Any]:
+    """Return what the replicas of a pool have of their own: KV blocks, fields of the policy, another one, or a cost."""
+    names = known_fields(POLICIES[policy["name"]])
+    fields = {
+        name: rng.choice(VALUES[name]) for name in rng.sample(names, min(2, len(names))) if name not in SPECULATIVE
+    }
+    own = {
+        "engine": {"num_blocks": rng.choice([24, 64, 200, 1000])},
+        "policy": rng.choice([fields, {"name": rng.choice(list(POLICIES))}]),
+        "profile": random_cost(rng, rng.choice(["linear", "two parts"])) if with_profile else None,
+    }
+    return {name: value for name, value in own.items() if value and rng.random() < 0.6}
+
+
+def server_case(number: int, policy: str) -> Case:
+    """Return a random scenario of one server, or of ranks in lock step, often with few KV blocks."""
     rng = random.Random(f"{number} {policy}")
     fields = random_fields(rng, POLICIES[policy])
     drafts = random_drafts(random.Random(f"drafts {number}"), fields) if policy == "vllm-v1" else {}
@@ -75,13 +138,17 @@ def random_case(number: int, policy: str) -> Case:
         "seed": rng.randint(0, 99),
         "slo": rng.choice([{}, {"ttft": 100}, {"ttft": 500, "tpot": 20, "e2el": 3000}]),
     }
-    if rules_of(make_policy(tree["policy"])).steps_in_flight == 1:
-        tree["engine"]["data_parallel_size"] = rng.choice([1, 1, 1, 2, 3])
+    rules = rules_of(make_policy(tree["policy"]))
+    if rules.steps_in_flight == 1:
+        tree["engine"]["data_parallel_size"] = rng.choice([1, 1, 1, 1, 2, 3])
     method = drafts.get("speculative", {}).get("method")
     if policy == "vllm-v1" and fields.get("pipeline_parallel_size", 1) == 1 and method != "mtp":
         groups = random.Random(f"groups {number}").choice([None, None, [None, 32], [48, None, None], [8], [None, 5]])
         tree["engine"].update({} if groups is None else {"kv_cache_groups": groups})
-    profile = None
+    if rules.may_have_host_cache and "kv_cache_groups" not in tree["engine"] and rng.random() < 0.4:
+        host = {"blocks": rng.choice([4, 20, 200]), "bandwidth": rng.choice(["1GB", "50GB"]), "latency": 0.001}
+        tree["engine"].update(model="llama2-7b", host_cache=host)
+    vidur = None
     kind = rng.choice(["linear", "linear", "one pass", "two parts", "bundled", "vidur"])
     if kind == "bundled":
         tree["profile"] = rng.choice(BUNDLED)
@@ -89,12 +156,10 @@ def random_case(number: int, policy: str) -> Case:
         if load_profile(tree["profile"]).sampling:
             tree["engine"]["sampling"] = rng.choice([None, *load_profile(tree["profile"]).sampling])
     elif kind == "vidur":
-        profile = Profile("vidur", random_vidur_cost(rng))
+        vidur = rng.choice([1, 32])
     else:
         tree["profile"] = random_cost(rng, kind)
-    requests = random_requests(rng)
-    trace = Trace(table_of(requests) if rng.random() < 0.5 else requests, "random", "synth")
-    return Case(f"{number}-{policy}", tree, trace, profile)
+    return Case(f"{number}-{policy}", valid_tree(tree), random_requests(rng, bool(drafts)), rng.random() < 0.5, vidur)
 
 
 def random_drafts(rng: random.Random, fields: dict[str, Any]) -> dict[str, Any]:
@@ -104,7 +169,7 @@ def random_drafts(rng: random.Random, fields: dict[str, Any]) -> dict[str, Any]:
     method = rng.choice(["ngram", "eagle", "mtp", "draft_model"])
     for name in ("version", *(["async_scheduling"] if method == "ngram" else [])):
         fields.pop(name, None)
-    acceptance, proposals = rng.choice([0.0, 0.6, 1.0, [0.8, 0.5, 0.5]]), 0.7 if method == "ngram" else 1
+    acceptance, proposals = rng.choice([0.0, 0.6, 1.0, [0.8, 0.5, 0.5], "column"]), 0.7 if method == "ngram" else 1
     tokens = rng.choice([1, 2, 3])
     return {"speculative": {"method": method, "tokens": tokens, "acceptance": acceptance, "proposals": proposals}}
 
@@ -123,8 +188,11 @@ def random_engine(rng: random.Random) -> dict[str, Any]:
         "client_timeout": rng.choice([None, None, 0.3, 2]),
         "front_end": {"lag": rng.choice([1, 1, 2, 7]), "end_lag": rng.random() < 0.3},
     }
-    if rng.random() < 0.3:
-        engine["front_end"]["seconds"] = rng.choice([0, 0.01, 0.2])
+    for key, values in (("seconds", [0, 0.01, 0.2]), ("per_request", [0, 0.004]), ("per_token", [0, 1e-4])):
+        if rng.random() < 0.2:
+            engine["front_end"][key] = rng.choice(values)
+    if rng.random() < 0.15:
+        engine |= {"empty_step": rng.choice([0.001, 0.02]), "client_delay": rng.choice([0, 0.01])}
     if rng.random() < 0.3:
         engine["cold_start"] = {"prefill": rng.choice([0, 0.5]), "decode": rng.choice([0, 1, 0.25])}
     return engine
@@ -152,69 +220,9 @@ def random_cost(rng: random.Random, kind: str) -> dict[str, Any]:
     return cost
 
 
-def random_vidur_cost(rng: random.Random) -> VidurCost:
+def vidur_cost(step: int) -> VidurCost:
     """Return a cost model from small tables in milliseconds."""
     by_tokens = [0.1 + 0.01 * tokens for tokens in range(65)]
     decode = [[0.02 * rows + 0.01 * context for context in range(4)] for rows in range(9)]
     prefill = [[0.05 * context + 0.01 * tokens for tokens in range(65)] for context in range(3)]
-    return VidurCost(by_tokens, by_tokens, decode, prefill, rng.choice([1, 32]))
-
-
-def random_requests(rng: random.Random) -> list[ClientRequest]:
-    """Return random requests: simultaneous arrivals, whole seconds, sessions, failures, limits above the output."""
-    longest = rng.choice([12, 40, 40, 300])
-    with_sessions, with_failures = rng.random() < 0.3, rng.random() < 0.2
-    requests: list[ClientRequest] = []
-    now: float = 0
-    for number in range(rng.randint(1, 30)):
-        now += rng.choice([0, 0, 0, 0.012, 0.1, 0.5, 1])
-        output = rng.randint(1, longest)
-        name = number if rng.random() < 0.6 else f"r{number}#job_name[{rng.choice('abc')}]#"  # a job of vllm-ascend
-        request = ClientRequest(
-            name, now, rng.randint(1, 60), output,
-            rng.choice([None, output, output + 5, max(1, output - 3)]), priority=rng.randint(0, 2),
-        )  # fmt: skip
-        if with_sessions and requests and rng.random() < 0.5:
-            request.follows, request.session = rng.choice(requests).id, "chat"
-            request.think_time = rng.choice([0.0, 0.25, 1.0])
-        if with_failures and rng.random() < 0.3:
-            request.fails_at_token = rng.randint(1, output)
-        requests.append(request)
-    return requests
-
-
-def metrics_of(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every key of a result.json with its value."""
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from metrics_of(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", value
-
-
-def different_keys(run: Run, other: Run) -> list[str]:
-    """Return what differs between two runs: times exactly, keys of result.json to the last digits of a sum."""
-    metrics, others = dict(metrics_of(run.result())), dict(metrics_of(other.result()))
-    keys = [key for key in {**metrics, **others} if not is_same(metrics.get(key), others.get(key))]
-    if [TIMES(request) for request in run.requests] != [TIMES(request) for request in other.requests]:
-        keys.append("times of requests")
-    return keys if str(run.stuck) == str(other.stuck) else [*keys, "stuck"]
-
-
-def is_same(value: Any, other: Any) -> bool:
-    """Whether two metrics are equal; floats are sums in another order."""
-    if isinstance(value, float) and isinstance(other, float):
-        return math.isclose(value, other, rel_tol=1e-9, abs_tol=1e-12) or (math.isnan(value) and math.isnan(other))
-    return bool(value == other)
-
-
-def wrong_states(run: Run) -> list[str]:
-    """Return the requests whose seconds in their states do not add up to the time until their end."""
-    wrong = []
-    states = zip(*(seconds.tolist() for seconds in seconds_in_states(RunRequests.of(run.requests))))
-    for request, seconds in zip(run.requests, states):
-        if request.client_end is not None and request.finish is not None:
-            lifetime = max(request.client_end, request.finish) - request.sent
-            if min(seconds) < 0.0 or not math.isclose(sum(seconds), lifetime, rel_tol=1e-9, abs_tol=1e-9):
-                wrong.append(f"request {request.id}: {lifetime} s, states {seconds}")
-    return wrong
+    return VidurCost(by_tokens, by_tokens, decode, prefill, step)

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from .. import differences
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -33,8 +35,8 @@ def run_both(plain: Path, module: str, folder: Path, args: Sequence[str] = ()) -
 
 def first_difference(one: str, other: str) -> str:
     """Return the first line that differs, from both texts."""
-    lines, others = one.splitlines(), other.splitlines()
-    for number, (line, other_line) in enumerate(zip([*lines, "(end)"], [*others, "(end)"]), 1):
-        if line != other_line:
-            return f"line {number}\n  compiled: {line[:500]}\n  plain:    {other_line[:500]}"
-    return "no line differs"
+    found = differences.first_difference(one, other, exact=True)
+    if found is None:
+        return "no line differs"
+    number, line, other_line = found
+    return f"line {number}\n  compiled: {line[:500]}\n  plain:    {other_line[:500]}"

@@ -10,7 +10,6 @@ Tests run this in compiled and in plain Python and compare the lines.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import sys
@@ -19,25 +18,20 @@ from pathlib import Path
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
 from servesim.engine import loop
-from servesim.files.write import open_text, write_json
-from servesim.runs.decision_log import DecisionLog
-from servesim.runs.run_folder import MANIFEST, write_run
-from servesim.runs.simulate import simulate
+from servesim.files.write import write_json
 from servesim.runs.timeline import QueueLog, Timeline
 
-from ..random_scenarios import Case, cases, different_keys, wrong_states
+from ..random_scenarios import Case, cases
+from ..run_checks import different_keys, wrong_states
+from ..scenario_digests import digest, files_of, run_case
 
 
-def run_case(case: Case, folder: Path) -> str:
-    """Run a scenario without and with observers, which turn fast-forward off. Return its outcomes as text."""
+def outcomes_of(case: Case, folder: Path) -> str:
+    """Run a scenario without and with observers. Return its outcomes as text."""
     try:
-        scenario = scenario_from(case.tree)
-        run = simulate(scenario, case.trace, profile=case.profile)
-        write_run(run, folder / "run")
-        queues, names = QueueLog(50), [] if scenario.fleet is None else scenario.fleet.names
-        with open_text(folder / "decisions.jsonl") as file, Timeline(folder / "timeline.json", names) as timeline:
-            logged = simulate(scenario, case.trace, (DecisionLog(file), queues, timeline), profile=case.profile)
-        write_run(logged, folder / "logged")
+        fleet, queues = scenario_from(case.tree).fleet, QueueLog(50)
+        with Timeline(folder / "timeline.json", [] if fleet is None else fleet.names) as timeline:
+            run, logged = run_case(case, folder, (queues, timeline))
         write_json(folder / "queues.json", [queues.times, queues.queues])
     except (BadInput, AssertionError) as error:  # an engine that is too small for the policy
         return f"error: {error}"
@@ -46,23 +40,15 @@ def run_case(case: Case, folder: Path) -> str:
     return f"{outcomes} {run.stuck or ''}" + (f" fault: {', '.join(faults)}" if faults else "")
 
 
-def digest(folder: Path) -> str:
-    """Return a digest of the names and contents of all files; a manifest has the command, which differs."""
-    result = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != MANIFEST:
-            result.update(str(path.relative_to(folder)).encode() + path.read_bytes())
-    return result.hexdigest()[:16]
-
-
 def main(folder: Path, names: list[str]) -> None:
     print(loop.__file__)
     for case in cases():
         if names and case.name not in names:
             continue
         (folder / case.name).mkdir(parents=True)
-        text = run_case(case, folder / case.name)
-        print(case.name, digest(folder / case.name), text, flush=True)
+        text = outcomes_of(case, folder / case.name)
+        contents = (f"{name} {digest(path.read_bytes())}" for name, path in files_of(folder / case.name).items())
+        print(case.name, digest("\n".join(contents).encode()), text, flush=True)
         if not names:
             shutil.rmtree(folder / case.name)
 

@@ -15,7 +15,7 @@ from servesim.runs.decision_log import DecisionLog
 from servesim.runs.simulate import Run, simulate
 from servesim.traces.trace import Trace
 
-from ..random_scenarios import different_keys, wrong_states
+from ..run_checks import different_keys, wrong_states
 
 STEP = 0.01
 

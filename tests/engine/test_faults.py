@@ -17,7 +17,7 @@ from servesim.runs.fleet import build_fleet
 from servesim.runs.simulate import Run, simulate
 from servesim.traces.trace import Trace
 
-from ..random_scenarios import different_keys, wrong_states
+from ..run_checks import different_keys, wrong_states
 from .test_fleet import COST, POLICIES, make_trace, times, tree
 
 ENDS = ("finished", "lost", "refused", "unanswered", "failed")

@@ -17,7 +17,8 @@ from servesim.engine.step import Step
 from servesim.policies import POLICIES
 from servesim.runs.simulate import simulate
 
-from ..random_scenarios import different_keys, random_case
+from ..random_scenarios import server_case
+from ..run_checks import different_keys
 
 LONGEST = 1e-4
 DECODES = DecodePart(((1.0, 0.006), (32.0, 0.01)), context=1e-5, longest=LONGEST)
@@ -46,7 +47,7 @@ class LongestChecker:
 def test_every_policy_gives_the_same_times_with_and_without_fast_forward(name: str) -> None:
     compared = 0
     for number in range(2000, 2006):
-        case = random_case(number, name)
+        case = server_case(number, name)
         profile, checker = Profile("test", COST), LongestChecker(True)
         tree = {key: value for key, value in case.tree.items() if key != "profile"}
         try:
@@ -62,7 +63,7 @@ def test_every_policy_gives_the_same_times_with_and_without_fast_forward(name: s
 def test_a_cost_model_without_the_term_keeps_no_longest_context() -> None:
     checker, plain = LongestChecker(False), Profile("plain", replace(COST, decodes=replace(DECODES, longest=None)))
     for number in range(2000, 2006):
-        case = random_case(number, "vllm-v1")
+        case = server_case(number, "vllm-v1")
         tree = {key: value for key, value in case.tree.items() if key != "profile"}
         with suppress(BadInput):  # such as drafts with failing requests
             simulate(scenario_from(tree), case.trace, (checker,), False, plain)

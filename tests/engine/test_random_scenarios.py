@@ -8,7 +8,8 @@ from servesim.core import BadInput
 from servesim.policies import POLICIES
 from servesim.runs.simulate import Run, simulate
 
-from ..random_scenarios import Case, different_keys, random_case, wrong_states
+from ..random_scenarios import Case, random_case
+from ..run_checks import different_keys, wrong_states
 
 
 def run_case(case: Case, fast_forward: bool) -> Run | str:

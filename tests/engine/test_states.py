@@ -13,7 +13,8 @@ from servesim.engine.step import Step
 from servesim.policies import POLICIES
 from servesim.runs.simulate import simulate
 
-from ..random_scenarios import random_case, wrong_states
+from ..random_scenarios import server_case
+from ..run_checks import wrong_states
 
 
 class ModelSeconds:
@@ -57,7 +58,7 @@ DROPS = {"sglang"}  # a preempted request loses its token in flight, and the tim
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_prefill_and_decoding_are_the_seconds_of_the_model_calls(name: str) -> None:
     for number in range(1100, 1105):
-        case = random_case(number, name)
+        case = server_case(number, name)
         if case.tree["engine"].get("data_parallel_size", 1) > 1:
             continue
         sums = ModelSeconds()

@@ -1,0 +1,33 @@
+"""What must hold for every run: it is the same with and without fast-forward, and the states of a request add up."""
+
+from __future__ import annotations
+
+import math
+
+from servesim.runs.request_rows import seconds_in_states
+from servesim.runs.run_requests import RunRequests
+from servesim.runs.simulate import Run
+from servesim.testing import TIMES
+
+from .differences import is_same, metrics_of
+
+
+def different_keys(run: Run, other: Run) -> list[str]:
+    """Return what differs between two runs: times exactly, keys of result.json to the last digits of a sum."""
+    metrics, others = dict(metrics_of(run.result())), dict(metrics_of(other.result()))
+    keys = [key for key in {**metrics, **others} if not is_same(metrics.get(key), others.get(key))]
+    if [TIMES(request) for request in run.requests] != [TIMES(request) for request in other.requests]:
+        keys.append("times of requests")
+    return keys if str(run.stuck) == str(other.stuck) else [*keys, "stuck"]
+
+
+def wrong_states(run: Run) -> list[str]:
+    """Return the requests whose seconds in their states do not add up to the time until their end."""
+    wrong = []
+    states = zip(*(seconds.tolist() for seconds in seconds_in_states(RunRequests.of(run.requests))))
+    for request, seconds in zip(run.requests, states):
+        if request.client_end is not None and request.finish is not None:
+            lifetime = max(request.client_end, request.finish) - request.sent
+            if min(seconds) < 0.0 or not math.isclose(sum(seconds), lifetime, rel_tol=1e-9, abs_tol=1e-9):
+                wrong.append(f"request {request.id}: {lifetime} s, states {seconds}")
+    return wrong
