@@ -11,33 +11,16 @@ from servesim.routers import ROUTERS
 from .policy_values import known_fields
 
 ROUTER_VALUES: dict[str, list[Any]] = {
-    "cache_threshold": [0.0, 0.3, 0.8],
-    "balance_abs_threshold": [0, 2, 64],
-    "balance_rel_threshold": [1.0, 1.5],
-    "eviction_interval_secs": [0.5, 120.0],
-    "max_tree_size": [200, 2**26],
-    "assignment_mode": ["random", "min_load", "min_group"],
-    "prefix_token_count": [8, 256],
-    "prefix_min_match_length": [0, 40],
-    "kv_aware_threshold": [0, 20, 2000],
-    "request_stats_window": [0.5, 60.0],
-    "block_size": [1, 4, 16],
-    "block_size_tokens": [4, 16],
-    "max_prefix_blocks": [2, 256],
-    "lru_blocks_per_replica": [5, 31250],
-    "load": [0.0, 1.0],
-    "prefix": [0.0, 3.0],
-    "router_temperature": [0.0, 0.5],
-    "router_ttl_secs": [0.5, 120.0],
-    "use_kv_events": [False, True],
-    "overlap_score_credit": [0.0, 1.0],
-    "overlap_score_credit_decay": [0.0, 0.5],
-    "prefill_load_scale": [0.0, 1.0],
-    "decode_active_request_weight": [0.0, 1.0],
-    "threshold": [1.2, 2.0],
-    "imbalance": [1, 8],
-    "deviations": [0.0, 1.0],
-}
+    "cache_threshold": [0.0, 0.3, 0.8], "balance_abs_threshold": [0, 2, 64], "balance_rel_threshold": [1.0, 1.5],
+    "eviction_interval_secs": [0.5, 120.0], "max_tree_size": [200, 2**26], "threshold": [1.2, 2.0],
+    "assignment_mode": ["random", "min_load", "min_group"], "prefix_token_count": [8, 256],
+    "prefix_min_match_length": [0, 40], "kv_aware_threshold": [0, 20, 2000], "request_stats_window": [0.5, 60.0],
+    "block_size": [1, 4, 16], "block_size_tokens": [4, 16], "max_prefix_blocks": [2, 256],
+    "lru_blocks_per_replica": [5, 31250], "load": [0.0, 1.0], "prefix": [0.0, 3.0], "router_temperature": [0.0, 0.5],
+    "router_ttl_secs": [0.5, 120.0], "use_kv_events": [False, True], "overlap_score_credit": [0.0, 1.0],
+    "overlap_score_credit_decay": [0.0, 0.5], "prefill_load_scale": [0.0, 1.0], "imbalance": [1, 8],
+    "decode_active_request_weight": [0.0, 1.0], "deviations": [0.0, 1.0],
+}  # fmt: skip
 Section = dict[str, Any]
 
 

@@ -27,7 +27,8 @@ from .random_clusters import random_cluster
 from .random_requests import Row, add_answers, client_request, random_requests
 
 COUNT = int(os.environ.get("SCENARIOS", "500"))
-BUNDLED = ("h200-llama2-7b", "cpu-tiny-kbk", "ascend910b4-llama2-7b")
+WITH_MODEL = ("h200-llama2-7b", "ascend910b4-llama2-7b")
+BUNDLED = (*WITH_MODEL, "cpu-tiny-kbk")
 OWN = {"engine", "policy", "profile"}  # keys of a pool that differ from those of the scenario
 ROUND = [*POLICIES, *["vllm-v1"] * 4, "sglang", "vllm"]  # those with the most features are more frequent
 
@@ -85,8 +86,7 @@ def random_case(number: int, policy: str) -> Case:
     tree, kind = case.tree, rng.random()
     ranks = tree["engine"].get("data_parallel_size", 1)
     if kind < 0.37:
-        named = tree.get("profile") in ("h200-llama2-7b", "ascend910b4-llama2-7b")
-        cluster = random_cluster(rng, lambda: random_server(rng, tree["policy"], not named), named)
+        cluster = random_cluster(rng, lambda: random_server(rng, tree["policy"]), tree.get("profile") in WITH_MODEL)
         if ranks > 1:  # they are the replicas
             cluster = {key: cluster[key] for key in ("router", "staleness")}
         tree = valid_tree({**tree, "cluster": cluster})
@@ -112,8 +112,8 @@ def valid_tree(tree: dict[str, Any]) -> dict[str, Any]:
                 del section[key]
 
 
-def random_server(rng: random.Random, policy: dict[str, Any], with_profile: bool) -> dict[str, Any]:
-    """Return what the replicas of a pool have of their own: KV blocks, fields of the policy, another one, or a cost."""
+def random_server(rng: random.Random, policy: dict[str, Any]) -> dict[str, Any]:
+    """Return what a pool has of its own: KV blocks, fields of the policy or another policy, a profile."""
     names = known_fields(POLICIES[policy["name"]])
     fields = {
         name: rng.choice(VALUES[name]) for name in rng.sample(names, min(2, len(names))) if name not in SPECULATIVE
@@ -121,7 +121,7 @@ def random_server(rng: random.Random, policy: dict[str, Any], with_profile: bool
     own = {
         "engine": {"num_blocks": rng.choice([24, 64, 200, 1000])},
         "policy": rng.choice([fields, {"name": rng.choice(list(POLICIES))}]),
-        "profile": random_cost(rng, rng.choice(["linear", "two parts"])) if with_profile else None,
+        "profile": rng.choice(WITH_MODEL),
     }
     return {name: value for name, value in own.items() if value and rng.random() < 0.6}
 
@@ -180,7 +180,7 @@ def random_engine(rng: random.Random) -> dict[str, Any]:
         "num_blocks": rng.choice([10, 16, 24, 40, 64, 200, 1000]),
         "block_size": rng.choice([1, 2, 4, 16, 16, 32]),
         "host_blocks": rng.choice([0, 0, 8, 40]),
-        "max_model_len": rng.choice([None, 64, 96, 400]),
+        "max_model_len": rng.choice([None, None, 96, 400]),
         "max_generate_length": rng.choice([None, None, None, 50]),
         "prefill_buckets": rng.choice([[], [], [16, 64], [128]]),
         "decode_buckets": rng.choice([[], [], [4, 8], [32]]),
