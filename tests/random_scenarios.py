@@ -86,6 +86,7 @@ def random_case(number: int, policy: str) -> Case:
     tree, kind = case.tree, rng.random()
     ranks = tree["engine"].get("data_parallel_size", 1)
     if kind < 0.37:
+        tree["engine"].pop("sampling", None)  # the profile of a pool may not have its time
         cluster = random_cluster(rng, lambda: random_server(rng, tree["policy"]), tree.get("profile") in WITH_MODEL)
         if ranks > 1:  # they are the replicas
             cluster = {key: cluster[key] for key in ("router", "staleness")}

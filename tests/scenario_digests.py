@@ -63,7 +63,7 @@ def results_of(case: Case, with_texts: bool) -> dict[str, Any]:
         except Exception as error:  # an engine that is too small for the policy, or a fault: equal in both builds
             found["error"] = f"{type(error).__name__}: {error}"
             if not isinstance(error, (BadInput, Stuck)):
-                found["traceback"] = traceback.format_exc().splitlines()[-12:]
+                found["traceback"] = traceback.format_exc().splitlines()
         files = files_of(folder)
         metrics = {key: json.loads(path.read_text()) for key, path in files.items() if path.suffix == ".json"}
         texts = {key: path.read_text() for key, path in files.items() if path.suffix != ".json"}
