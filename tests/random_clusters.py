@@ -70,7 +70,7 @@ def random_fault(rng: random.Random, replicas: int) -> Section:
     """Return what happens to a replica while most requests are served."""
     fault = {"at": rng.choice([0, 0.1, 0.5, 1, 2, 5, rng.uniform(0, 6)]), "replica": rng.randrange(replicas)}
     recover = rng.choice([None, 0, 0.5, 2])
-    return {**fault, "kind": rng.choice(["crash", "restart", "slow"]), "recover": recover, "factor": 3.0}
+    return {**fault, "kind": rng.choice(["crash", "crash", "restart", "slow"]), "recover": recover, "factor": 3.0}
 
 
 def random_transfer(rng: random.Random, knows_model: bool) -> Section:

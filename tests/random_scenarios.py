@@ -22,13 +22,14 @@ from servesim.engine.rules import rules_of
 from servesim.policies import POLICIES
 from servesim.traces.trace import Trace, table_of
 
-from .policy_values import VALUES, known_fields, random_fields
+from .policy_values import VALUES, accepted, known_fields, random_fields
 from .random_clusters import random_cluster
 from .random_requests import Row, add_answers, client_request, random_requests
 
 COUNT = int(os.environ.get("SCENARIOS", "500"))
 WITH_MODEL = ("h200-llama2-7b", "ascend910b4-llama2-7b")
 BUNDLED = (*WITH_MODEL, "cpu-tiny-kbk")
+OFTEN = ("version", "async_scheduling", "pipeline_parallel_size", "append_rule")  # fields that change much
 OWN = {"engine", "policy", "profile"}  # keys of a pool that differ from those of the scenario
 ROUND = [*POLICIES, *["vllm-v1"] * 4, "sglang", "vllm"]  # those with the most features are more frequent
 
@@ -87,6 +88,8 @@ def random_case(number: int, policy: str) -> Case:
     ranks = tree["engine"].get("data_parallel_size", 1)
     if kind < 0.37:
         tree["engine"].pop("sampling", None)  # the profile of a pool may not have its time
+        if case.vidur is None and rng.random() < 0.3:
+            tree["profile"] = rng.choice(WITH_MODEL)
         cluster = random_cluster(rng, lambda: random_server(rng, tree["policy"]), tree.get("profile") in WITH_MODEL)
         if ranks > 1:  # they are the replicas
             cluster = {key: cluster[key] for key in ("router", "staleness")}
@@ -130,7 +133,9 @@ def random_server(rng: random.Random, policy: dict[str, Any]) -> dict[str, Any]:
 def server_case(number: int, policy: str) -> Case:
     """Return a random scenario of one server, or of ranks in lock step, often with few KV blocks."""
     rng = random.Random(f"{number} {policy}")
-    fields = random_fields(rng, POLICIES[policy])
+    kind = POLICIES[policy]
+    often = [name for name in OFTEN if name in known_fields(kind) and rng.random() < 0.3]
+    fields = accepted(kind, {**random_fields(rng, kind), **{name: rng.choice(VALUES[name]) for name in often}})
     drafts = random_drafts(random.Random(f"drafts {number}"), fields) if policy == "vllm-v1" else {}
     tree: dict[str, Any] = {
         **drafts,
@@ -141,7 +146,7 @@ def server_case(number: int, policy: str) -> Case:
     }
     rules = rules_of(make_policy(tree["policy"]))
     if rules.steps_in_flight == 1:
-        tree["engine"]["data_parallel_size"] = rng.choice([1, 1, 1, 1, 2, 3])
+        tree["engine"]["data_parallel_size"] = rng.choice([1, 1, 1, 1, 1, 1, 2, 3])
     method = drafts.get("speculative", {}).get("method")
     if policy == "vllm-v1" and fields.get("pipeline_parallel_size", 1) == 1 and method != "mtp":
         groups = random.Random(f"groups {number}").choice([None, None, [None, 32], [48, None, None], [8], [None, 5]])
@@ -150,16 +155,16 @@ def server_case(number: int, policy: str) -> Case:
         host = {"blocks": rng.choice([4, 20, 200]), "bandwidth": rng.choice(["1GB", "50GB"]), "latency": 0.001}
         tree["engine"].update(model="llama2-7b", host_cache=host)
     vidur = None
-    kind = rng.choice(["linear", "linear", "one pass", "two parts", "bundled", "vidur"])
-    if kind == "bundled":
+    cost = rng.choice(["linear", "linear", "one pass", "two parts", "bundled", "vidur"])
+    if cost == "bundled":
         tree["profile"] = rng.choice(BUNDLED)
         tree["noise"] = rng.random() < 0.7
         if load_profile(tree["profile"]).sampling:
             tree["engine"]["sampling"] = rng.choice([None, *load_profile(tree["profile"]).sampling])
-    elif kind == "vidur":
+    elif cost == "vidur":
         vidur = rng.choice([1, 32])
     else:
-        tree["profile"] = random_cost(rng, kind)
+        tree["profile"] = random_cost(rng, cost)
     return Case(f"{number}-{policy}", valid_tree(tree), random_requests(rng, bool(drafts)), rng.random() < 0.5, vidur)
 
 

@@ -156,9 +156,10 @@ class Report:
 
 
 HIDDEN = re.compile(
-    r"profile|seed|slo|policy\.(?!name|version|async|pipeline)|.*\.(at|factor|recover|replica|bandwidth|token_bytes|blocks)$"
+    r"profile|seed|slo|policy\.(?!name|version|async|pipeline|append)|.*router\.(?!name)|cluster\.pools\.name"
+    r"|.*\.(at|factor|recover|replica|bandwidth|token_bytes|blocks)$"
 )
-HAPPENED = re.compile(r"preemptions|prefix_cache_hits|host_cache_hits|outcomes|fleet|stuck")
+HAPPENED = re.compile(r"preemptions|prefix_cache_hits|host_cache_hits|outcomes|fleet|stuck|transfers")
 GIVEN = {"id", "arrival", "prompt", "output", "limit", "priority"}  # by every request
 
 
@@ -167,7 +168,7 @@ def features(case: Tree, found: Tree) -> set[str]:
     rows, names = case["rows"] or [], {section for section in ("cluster", "speculative") if section in case["tree"]}
     for key, value in metrics_of(case["tree"]):
         words = re.sub(r"\.\d+", "", key).split(".")
-        if not HIDDEN.match(".".join(words)) and value not in (None, False, 0, [], "none", "fail"):
+        if not HIDDEN.match(".".join(words)) and (value not in (None, False, 0, [], "none", "fail") or "async" in key):
             is_short = len(words) <= 3 and (isinstance(value, (str, bool)) or value in range(8))
             names.add(".".join(words[:3]) + (f" {value}" if is_short else ""))
     names |= {f"requests: {key}" for row in rows for key in row.keys() - GIVEN}
