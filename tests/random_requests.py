@@ -27,10 +27,10 @@ def random_requests(rng: random.Random, drafts: bool) -> list[Row]:
 
     With drafts, no model call fails, and a request may have a rate of acceptance.
     """
-    longest, with_failures, now = rng.choice([12, 40, 40, 300]), not drafts and rng.random() < 0.2, 0.0
-    gaps = rng.choice([[0, 0, 0, 0.012, 0.1, 0.5, 1], [0, 0.012, 0.05], [0.1, 1, 3]])
+    longest, with_failures, now = rng.choice([12, 12, 30, 60, 60, 250]), not drafts and rng.random() < 0.2, 0.0
+    gaps = rng.choice([[0, 0, 0, 0.012, 0.1, 0.5, 1], [0, 0.012, 0.05], [0, 0, 0.012], [0.1, 1, 3]])
     rows: list[Row] = []
-    for number in range(rng.randint(5, 40)):
+    for number in range(rng.randint(5, rng.choice([10, 20, 40]))):
         now += rng.choice(gaps)
         output = rng.randint(1, longest)
         name = number if rng.random() < 0.6 else f"r{number}#job_name[{rng.choice('abc')}]#"  # a job of vllm-ascend

@@ -182,7 +182,7 @@ def random_drafts(rng: random.Random, fields: dict[str, Any]) -> dict[str, Any]:
 
 def random_engine(rng: random.Random) -> dict[str, Any]:
     """Return the `engine` section of a scenario."""
-    engine = {
+    engine: dict[str, Any] = {
         "num_blocks": rng.choice([10, 16, 24, 40, 64, 200, 1000]),
         "block_size": rng.choice([1, 2, 4, 16, 16, 32]),
         "host_blocks": rng.choice([0, 0, 8, 40]),
@@ -191,9 +191,10 @@ def random_engine(rng: random.Random) -> dict[str, Any]:
         "prefill_buckets": rng.choice([[], [], [16, 64], [128]]),
         "decode_buckets": rng.choice([[], [], [4, 8], [32]]),
         "reject_oversized": rng.choice(["auto", "always", "always", "never"]),
-        "client_timeout": rng.choice([None, None, 0.3, 2]),
+        "client_timeout": rng.choice([None, None, None, None, 0.3, 2, 10]),
         "front_end": {"lag": rng.choice([1, 1, 2, 7]), "end_lag": rng.random() < 0.3},
     }
+    engine["num_blocks"] += rng.choice([0, 50, 100, 200]) // engine["block_size"]  # or most requests are refused
     for key, values in (("seconds", [0, 0.01, 0.2]), ("per_request", [0, 0.004]), ("per_token", [0, 1e-4])):
         if rng.random() < 0.2:
             engine["front_end"][key] = rng.choice(values)

@@ -104,7 +104,7 @@ class Pair:
         if found.get("files") == other.get("files"):
             return texts
         contents, other_contents = (result.get("texts", {}) for result in self.run(case, True))
-        for name in sorted({**contents, **other_contents}):
+        for name in sorted({**contents, **other_contents}, reverse=True):  # decisions first
             first = first_difference(contents.get(name, ""), other_contents.get(name, ""))
             if first is not None:
                 texts.insert(0, f"{name}, line {first[0]}\n  old: {first[1][:2000]}\n  new: {first[2][:2000]}")
