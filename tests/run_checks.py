@@ -15,10 +15,22 @@ from .differences import is_same, metrics_of
 def different_keys(run: Run, other: Run) -> list[str]:
     """Return what differs between two runs: times exactly, keys of result.json to the last digits of a sum."""
     metrics, others = dict(metrics_of(run.result())), dict(metrics_of(other.result()))
-    keys = [key for key in {**metrics, **others} if not is_same(metrics.get(key), others.get(key))]
+    keys = [key for key in {**metrics, **others} if not is_same(metrics.get(key), others.get(key), key)]
     if [TIMES(request) for request in run.requests] != [TIMES(request) for request in other.requests]:
         keys.append("times of requests")
     return keys if str(run.stuck) == str(other.stuck) else [*keys, "stuck"]
+
+
+def faults_of(run: Run, other: Run) -> list[str]:
+    """Return what differs between two runs of a scenario, or does not add up, without the known faults."""
+    scenario = run.scenario
+    cluster, stages = scenario.cluster, scenario.policy.get("pipeline_parallel_size", 1)
+    # with fast-forward, autoscaling may decide later, and a fleet that gets stuck loses steps of the other replicas
+    scales = cluster is not None and any(pool.autoscale is not None for pool in cluster.all_pools)
+    keys = [] if scales or (cluster is not None and run.stuck is not None) else different_keys(run, other)
+    # with stages, a request counts seconds of steps after its client has gone
+    is_cut = stages > 1 and scenario.engine.client_timeout is not None
+    return keys if is_cut else [*keys, *wrong_states(run), *wrong_states(other)]
 
 
 def wrong_states(run: Run) -> list[str]:

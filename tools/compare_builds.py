@@ -99,7 +99,7 @@ class Pair:
         texts = [
             f"{key}\n  old: {metrics.get(key)}\n  new: {others.get(key)}"
             for key in {**metrics, **others}
-            if not is_same(metrics.get(key), others.get(key))
+            if not is_same(metrics.get(key), others.get(key), key)
         ]
         if found.get("files") == other.get("files"):
             return texts
@@ -135,7 +135,7 @@ class Report:
             others = metrics_in(other)
             for key, value in metrics_in(found).items():
                 if isinstance(value, float) and isinstance(others.get(key), float):
-                    self.largest = max(self.largest, (distance(value, others[key]), key, case["name"]))
+                    self.largest = max(self.largest, (distance(value, others[key], key), key, case["name"]))
             if "traceback" in found:
                 self.broken.setdefault(found["error"][:200], case["name"])
             if texts:
@@ -173,7 +173,10 @@ def features(case: Tree, found: Tree) -> set[str]:
             names.add(".".join(words[:3]) + (f" {value}" if is_short else ""))
     names |= {f"requests: {key}" for row in rows for key in row.keys() - GIVEN}
     names |= {"requests: beam search" for row in rows if "sampling" in row and row["sampling"][2]}
-    result = found.get("metrics", {}).get("run/result.json", {})
+    result, logged = (found.get("metrics", {}).get(f"{run}/result.json", {}) for run in ("run", "logged"))
+    others = dict(metrics_of(logged))
+    if "error" not in found and not all(is_same(value, others.get(key), key) for key, value in metrics_of(result)):
+        names.add("run: a decision log changes the result of the old build")
     names |= {f"run: {key}" for key, value in metrics_of(result) if HAPPENED.match(key) and value}
     return names | ({"run: internal error"} if "traceback" in found else {"run: error"} if "error" in found else set())
 

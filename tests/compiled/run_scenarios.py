@@ -22,7 +22,7 @@ from servesim.files.write import write_json
 from servesim.runs.timeline import QueueLog, Timeline
 
 from ..random_scenarios import Case, cases
-from ..run_checks import different_keys, wrong_states
+from ..run_checks import faults_of
 from ..scenario_digests import digest, files_of, run_case
 
 
@@ -36,7 +36,7 @@ def outcomes_of(case: Case, folder: Path) -> str:
     except (BadInput, AssertionError) as error:  # an engine that is too small for the policy
         return f"error: {error}"
     outcomes = json.dumps({**run.measures.outcomes(), "preemptions": run.result()["preemptions"]})
-    faults = [*different_keys(run, logged), *wrong_states(run), *wrong_states(logged)]
+    faults = faults_of(run, logged)
     return f"{outcomes} {run.stuck or ''}" + (f" fault: {', '.join(faults)}" if faults else "")
 
 
