@@ -30,19 +30,19 @@ INTERPRETED = (
     # read mappings and files, once per run
     "device_profile", "mapping", "named_profile", "profile", "profile_file", "terms", "uncertainty",
     "config_file", "export", "tuning", "vllm_flags",  # configurations of engines, read and written
-    "blake3", "exact_time",  # of keys; see its text
+    "blake3", "world",  # of keys; a subclass of a class of SimPy
     "kv_memory", "model_arithmetic", "model_config", "profile_verdict",  # used at most once per run
 )  # fmt: skip
 # What every step of a run calls. gcc takes twice as long with -O2 as with -Og, so all other modules have -Og.
 OFTEN_CALLED = (
     "core/plan", "core/policy", "core/request", "core/view", "costs/derived", "costs/linear", "engine/acceptance",
-    "engine/block_tree", "engine/cache_draft", "engine/cohort", "engine/draft_cohort", "engine/drafts",
-    "engine/fast_forward", "engine/held_decodes", "engine/held_drafts", "engine/inbox", "engine/kv_cache",
-    "engine/kv_use", "engine/loop", "engine/model_call", "engine/plans", "engine/prefix_cache", "engine/queues",
-    "engine/rules", "engine/server", "engine/shape", "engine/simulated", "engine/state", "engine/step",
-    "engine/waits", "policies/llm_serving/policy", "policies/sglang/policy", "policies/sglang/rules",
-    "policies/vllm_v1/block_ring", "policies/vllm_v1/drafting", "policies/vllm_v1/policy", "policies/vllm_v1/rules",
-    "policies/vllm_v1/speculation", "policies/vllm_v1/step_pass", "runs/packed_requests",
+    "engine/arrivals", "engine/block_tree", "engine/cache_draft", "engine/clients", "engine/cohort",
+    "engine/draft_cohort", "engine/drafts", "engine/fleet", "engine/inbox", "engine/kv_cache", "engine/kv_use",
+    "engine/loop", "engine/model_call", "engine/notices", "engine/plans", "engine/prefix_cache", "engine/queues",
+    "engine/replica", "engine/rules", "engine/server", "engine/shape", "engine/simulated", "engine/state",
+    "engine/step", "engine/stuck", "engine/waits", "policies/llm_serving/policy", "policies/sglang/policy",
+    "policies/sglang/rules", "policies/vllm_v1/block_ring", "policies/vllm_v1/drafting", "policies/vllm_v1/policy",
+    "policies/vllm_v1/rules", "policies/vllm_v1/speculation", "policies/vllm_v1/step_pass", "runs/packed_requests",
 )  # fmt: skip
 # mypy must not follow imports to the packages that only other modules need.
 MYPY_CONFIG = """[mypy]

@@ -275,7 +275,7 @@ def all_files() -> list[Input]:
 def policies() -> list[Input]:
     name = "my_policy.py:Gather"
     commands: list[Command] = [
-        ("run", "f.yaml", "--policy", name, "-o", "out"), ("run", "f.yaml", "--policy", name, "--no-fast-forward"),
+        ("run", "f.yaml", "--policy", name, "-o", "out"),
         ("policies", "show", name), ("policies", "check", name), ("sweep", "w.yaml", "-o", "out", *SWEEP_OPTIONS),
     ]  # fmt: skip
     base = {**SCENARIO, "policy": {"name": "orca"}}

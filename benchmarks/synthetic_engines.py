@@ -121,7 +121,7 @@ class RecordedSteps(StepCost):
 def steps_of_a_run(scenario: Scenario, engine: TrueEngine) -> list[Shape]:
     """Return the shapes of the steps of a run."""
     recorded = RecordedSteps(engine)
-    simulate(scenario, fast_forward=False, profile=Profile("recorded", recorded))
+    simulate(scenario, hold=False, profile=Profile("recorded", recorded))
     return recorded.shapes
 
 

@@ -1,7 +1,7 @@
 """Random scenarios over all policies, and one per preset: costs, requests, limits, clusters of all kinds.
 
 A case is data that JSON can hold, so that another build of the product can run it: tools/compare_builds.py.
-`make test` compares 100 of them, plain and compiled, with and without fast-forward, and `make test-all` 500. For 2,000:
+`make test` compares 100 of them, plain and compiled, with and without observers, and `make test-all` 500. For 2,000:
 
     SCENARIOS=2000 python -m pytest tests/compiled/test_same_results.py
 """

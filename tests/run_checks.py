@@ -1,4 +1,4 @@
-"""What must hold for every run: it is the same with and without fast-forward, and the states of a request add up."""
+"""What must hold for every run: two runs of a scenario are equal, and the states of a request add up."""
 
 from __future__ import annotations
 
@@ -24,10 +24,8 @@ def different_keys(run: Run, other: Run) -> list[str]:
 def faults_of(run: Run, other: Run) -> list[str]:
     """Return what differs between two runs of a scenario, or does not add up, without the known faults."""
     scenario = run.scenario
-    cluster, stages = scenario.cluster, scenario.policy.get("pipeline_parallel_size", 1)
-    # with fast-forward, autoscaling may decide later, and a fleet that gets stuck loses steps of the other replicas
-    scales = cluster is not None and any(pool.autoscale is not None for pool in cluster.all_pools)
-    keys = [] if scales or (cluster is not None and run.stuck is not None) else different_keys(run, other)
+    stages = scenario.policy.get("pipeline_parallel_size", 1)
+    keys = different_keys(run, other)
     # with stages, a request counts seconds of steps after its client has gone
     is_cut = stages > 1 and scenario.engine.client_timeout is not None
     return keys if is_cut else [*keys, *wrong_states(run), *wrong_states(other)]

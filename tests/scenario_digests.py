@@ -10,6 +10,7 @@ product only, because an older or a newer build runs it.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import signal
 import sys
@@ -30,18 +31,27 @@ from servesim.runs.simulate import Run, simulate
 
 from .random_scenarios import Case, numbered_case
 
+EVERY_STEP: dict[str, Any] = {"hold": False} if "hold" in inspect.signature(simulate).parameters else {}
 SECONDS = 120  # after which a scenario hangs; most take some milliseconds
 
 
 def run_case(case: Case, folder: Path, observers: Sequence[Any] = ()) -> tuple[Run, Run]:
-    """Run a scenario without and with observers, which turn fast-forward off, and write the files of both runs."""
+    """Run a scenario, and again with observers and a call of the policy in every step. Write the files of both runs."""
     scenario = scenario_from(case.tree)
     run = simulate(scenario, case.trace, profile=case.profile)
     write_run(run, folder / "run")
     with open_text(folder / "decisions.jsonl") as file:
-        logged = simulate(scenario, case.trace, (DecisionLog(file), *observers), profile=case.profile)
+        logged = simulate(scenario, case.trace, (DecisionLog(file), *observers), profile=case.profile, **EVERY_STEP)
+    sort_by_replica(folder / "decisions.jsonl")
     write_run(logged, folder / "logged")
     return run, logged
+
+
+def sort_by_replica(log: Path) -> None:
+    """Write the decisions of each replica together: their order at different replicas is no decision."""
+    rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    rows.sort(key=lambda row: row.get("replica", ""))
+    log.write_text("".join([json.dumps({**row, "step": number}) + "\n" for number, row in enumerate(rows)]))
 
 
 def files_of(folder: Path) -> dict[str, Path]:

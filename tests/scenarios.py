@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -67,3 +68,12 @@ def serve(
     except Stuck as stuck:
         log.stuck = stuck
     return log
+
+
+def run_steps(loop: Loop, count: int) -> None:
+    """Run a number of decisions, and the steps that return before the next one."""
+    for request in loop.inbox.clients.coming:
+        loop.send(request)
+    while loop.next_time < math.inf and (count or loop.returns_first):
+        count -= not loop.returns_first
+        loop.advance()

@@ -5,7 +5,7 @@
 
 OLD_PYTHON and NEW_PYTHON are interpreters, each with its own installation of servesim and the packages of the tests.
 The old build makes the scenarios of tests/random_scenarios.py. Both run each of them twice: alone, as a user does, and
-with a decision log, which turns fast-forward off. requests.csv and the decision log must be equal, and so must the
+with a decision log. requests.csv and the decision log must be equal, and so must the
 error of a run that fails; a number that is not whole may have another last digit (1e-9), and so may the metrics of
 result.json. The exit code is 1 if a scenario differs.
 """

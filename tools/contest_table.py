@@ -74,7 +74,7 @@ def requests_of(entry: Entry, scenario: Scenario) -> Trace:
 def figures_of(entry: Entry) -> Figures:
     """Simulate an entry and return the figures that its sentence may use."""
     scenario, totals = scenario_of(entry), StepTotals()
-    run = simulate(scenario, requests_of(entry, scenario), (totals,), fast_forward=False)
+    run = simulate(scenario, requests_of(entry, scenario), (totals,), hold=False)
     makespan, decodes = run.measures.makespan, totals.steps["decode"]
     return {
         "makespan": makespan,

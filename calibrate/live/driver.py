@@ -23,7 +23,7 @@ from servesim.core import BadInput, Request, Shape
 from servesim.costs.mapping import cost_from
 from servesim.engine.build import build_loop, build_server
 from servesim.engine.clocks import PacedClock, VirtualClock, WallClock
-from servesim.engine.loop import Observer
+from servesim.engine.notices import Observer
 from servesim.engine.prefix_cache import PrefixCache
 from servesim.engine.server import Server
 from servesim.engine.shape import NO_PADDING, step_shape

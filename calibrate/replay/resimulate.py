@@ -16,7 +16,8 @@ from servesim.calibrate.probe.host_overhead import measured_host
 from servesim.config.scenario import Scenario
 from servesim.core import Request, Shape, StepCost
 from servesim.costs.device_profile import Profile, load_profile
-from servesim.engine.loop import Loop, Observer
+from servesim.engine.loop import Loop
+from servesim.engine.notices import Observer
 from servesim.engine.server import Server
 from servesim.engine.simulated import SimulatedClock
 from servesim.files.step_table import ModelCall

@@ -50,18 +50,13 @@ class EngineLoop(LiveDriver):
     def run(self) -> float:
         """Serve until a stop message, or until the connection closes."""
         threading.Thread(target=listen, args=(self._connection, self.messages.put), daemon=True).start()
-        self.loop.now = self.clock.start()
+        self.loop.now = self.loop.decides_at = self.clock.start()
         self._send([], [])
         while not self.stopped:
             self._read(0.0)
             self._abort_requests()
             try:
-                wake_at = self.loop.step()
-                self._send_results()
-                if len(self.calls) >= CALLS_KEPT:
-                    self._trim_history()
-                if wake_at is not None:
-                    self._idle(wake_at)
+                self.do_next()
             except Stuck as stuck:  # a livelock of the policy must not end the server
                 for request in self.loop.server.all_requests():
                     self.loop.abort(request, self.loop.now, str(stuck))
@@ -69,6 +64,16 @@ class EngineLoop(LiveDriver):
                 self._send_results()
         self.collect_all()
         return self.loop.now
+
+    def do_next(self) -> None:
+        """Do the next thing that is due, or sleep; then send what is new."""
+        if self.loop.is_due_now:
+            self.loop.advance()
+        else:
+            self._idle(self.loop.next_time)
+        self._send_results()
+        if len(self.calls) >= CALLS_KEPT:
+            self._trim_history()
 
     def compute(self, step: Step) -> None:
         """Run a model call. Out of memory fails the requests of this step; the server continues."""
@@ -140,7 +145,8 @@ class EngineLoop(LiveDriver):
             request = Request(id, self.loop.now, len(tokens), limit, priority=priority, content=content)
             self.open[id] = request
             self.prompts[request] = tokens
-            self.loop.inbox.add(request)
+            self.loop.inbox.clients.number(request)
+            self.loop.send(request)
         elif "abort" in message and message["abort"] in self.open:
             self.aborted[message["abort"]] = "the client disconnected"
 

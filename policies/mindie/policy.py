@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Optional
 
-from servesim.core import FOREVER, PAST_FINISH, BlockPool, Hold, Plan, Request, View
+from servesim.core import DECIDE, FOREVER, PAST_FINISH, BlockPool, Hold, Plan, Request, View
 from servesim.core.native import mypyc_attr
 
 from .feedback import Batch, DynamicBatch, Feedback, LatencyFit, Statistics, microseconds
@@ -46,6 +46,7 @@ class MindIE(MindIESettings):
 
     @property
     def learns(self) -> bool:
+        """Whether the scheduler learns from the time of every step."""
         return not self.split_fuse and (self.stage_policy == "latency" or self.dynamic_batch_size)
 
     @property
@@ -60,31 +61,27 @@ class MindIE(MindIESettings):
         dynamic = DynamicBatch(self.max_batch_size, self.prefill_seats) if self.dynamic_batch_size else None
         return MindIEState(feedback=Feedback(LatencyFit() if is_latency else None, dynamic))
 
-    def advance_state(self, state: Any, steps: int) -> Any:
-        old: MindIEState = state
-        if not old.waste_step:
-            return old
-        waste = old.waste + steps * old.waste_step
-        return MindIEState(
-            old.kind, old.last_empty, old.new_first, waste, old.waste_step, old.resumed, old.tail, old.feedback
-        )
-
     def held_state(self, state: Any, now: float) -> Any:
         """All requests decode again, unless the latency predictor or the dynamic batch size wants something else."""
         old: MindIEState = state
         if old.feedback is None:
-            return old
+            if not old.waste_step:
+                return old
+            waste = old.waste + old.waste_step
+            return MindIEState(
+                old.kind, old.last_empty, old.new_first, waste, old.waste_step, old.resumed, old.tail, old.feedback
+            )
         time, size, dynamic = microseconds(now), old.feedback.out[0].size, old.feedback.dynamic
         if dynamic is not None and dynamic.seats < size:
-            return None
+            return DECIDE
         feedback = old.feedback.received(time, False)
         feedback.queue = old.feedback.queue
         if feedback.queue is not None:
             assert feedback.fit is not None
             if feedback.fit.decode[1] > 0:  # the number of blocks counts, which only a view has
-                return None
+                return DECIDE
             if self._prefers_prefill(feedback, size, 0, time):
-                return None
+                return DECIDE
         self._learn(feedback, Batch(time, (), size), (False, 0, size, 0), False, size, 0)
         return MindIEState("D", resumed=old.resumed, feedback=feedback)
 

@@ -50,11 +50,9 @@ class LightLLM(Policy):
     def initial_state(self) -> Any:
         return RouterState()
 
-    def advance_state(self, state: Any, steps: int) -> Any:
-        decodes = state.decodes + steps
-        if steps and decodes > self.max_wait_tokens:  # the count restarts at 1 if no request waits
-            decodes = (decodes - 1) % self.max_wait_tokens + 1 if self.max_wait_tokens else 1
-        return RouterState(decodes, state.paused)
+    def held_state(self, state: Any, now: float) -> Any:
+        decodes = state.decodes + 1  # the count restarts at 1 if no request waits
+        return RouterState(decodes if decodes <= self.max_wait_tokens else 1, state.paused)
 
     def decide(self, view: View) -> Plan:
         state: RouterState = view.state

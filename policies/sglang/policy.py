@@ -103,22 +103,17 @@ class SGLang(SGLangSettings):
     def initial_state(self) -> Any:
         return SGLangState(self.first_ratio)
 
-    def advance_state(self, state: Any, steps: int) -> Any:
+    def held_state(self, state: Any, now: float) -> Any:
         old: SGLangState = state
-        ratio = self._decay(old.new_token_ratio, steps)
-        return SGLangState(ratio, old.batch_is_full, decodes_left=max(old.decodes_left - steps, 0))
+        return SGLangState(
+            self._decay(old.new_token_ratio), old.batch_is_full, decodes_left=max(old.decodes_left - 1, 0)
+        )
 
-    def _decay(self, ratio: float, steps: int) -> float:
-        """Return the new_token_ratio after this many decode steps."""
+    def _decay(self, ratio: float) -> float:
+        """Return the new_token_ratio after a decode step."""
         first = self.first_ratio
         minimum = first * self.min_new_token_ratio_factor
-        decay = (first - minimum) / self.new_token_ratio_decay_steps
-        for _ in range(steps):
-            decayed = max(ratio - decay, minimum)
-            if decayed == ratio:
-                break
-            ratio = decayed
-        return ratio
+        return max(ratio - (first - minimum) / self.new_token_ratio_decay_steps, minimum)
 
     def decide(self, view: View) -> Plan:
         state: SGLangState = view.state
@@ -149,7 +144,7 @@ class SGLang(SGLangSettings):
         keep_free = view.decoding if self.is_old and view.pool.block_size > 1 else 0
         if waits or keep_free:
             hold = Hold(wait if waits else FOREVER, keep_free, not full)
-        state = SGLangState(self._decay(state.new_token_ratio, 1), full, decodes_left=wait)
+        state = SGLangState(self._decay(state.new_token_ratio), full, decodes_left=wait)
         return Plan(
             decode=True, hold=hold, state=state, reorder=tried.reorder(),
             extra=tried.cache_use(needed if needed > view.pool.free else 0),

@@ -40,8 +40,6 @@ def register(commands: Any) -> None:
     spread = run.add_argument_group("intervals")
     options.add_intervals(spread, "the scenario")
     options.add(spread, {"-j, --jobs N": "worker processes of --intervals (default: one per core if it is slow)"})
-    checks = run.add_argument_group("checks")
-    options.add(checks, {"--no-fast-forward": "call the policy in every decode step (slower, same result)"})
     options.add_contest_options(run)
 
 
@@ -63,7 +61,7 @@ def run_scenario(args: argparse.Namespace) -> int:
     with ExitStack() as files:
         observers = open_observers(args, scenario, files)
         start = time.perf_counter()
-        run = simulate(scenario, trace, observers, fast_forward=not args.no_fast_forward)
+        run = simulate(scenario, trace, observers)
         run.measures.add_percentiles(args.metric_percentiles)
         if args.intervals:
             add_intervals_of(run, tree, args, time.perf_counter() - start)

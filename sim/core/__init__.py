@@ -26,7 +26,7 @@ from .plan import (
     Reorder,
     Values,
 )
-from .policy import ORDERS, Policy, field_values, first_time_after, require_effect
+from .policy import DECIDE, ORDERS, Policy, field_values, first_time_after, require_effect
 from .request import ClientRequest, DecodeCohort, Request
 from .sampling import Sampling, SequenceGroup
 from .view import NOT_CACHED, BlockPool, CachedPrefix, CacheDraft, Queue, ServerQueue, View
@@ -37,7 +37,7 @@ __all__ = [
     "FOREVER", "NO_MOVES", "Chunk", "Hold", "Moves", "Plan", "Preemption", "Rejection", "Reorder", "Values",
     "DECODE_PAST_FINISH", "DECODE_UNTIL_FINISH", "IDLE_PLAN", "NO_HOLD", "PAST_FINISH", "UNTIL_FINISH",
     "NOT_CACHED", "BlockPool", "CachedPrefix", "CacheDraft", "Queue", "ServerQueue", "View",
-    "ORDERS", "Policy", "field_values", "first_time_after", "require_effect",
+    "DECIDE", "ORDERS", "Policy", "field_values", "first_time_after", "require_effect",
     "AtLeast", "Float0", "Fraction", "Int0", "Int1",
     "Shape", "StepCost", "check_seconds",
 ]  # fmt: skip

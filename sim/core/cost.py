@@ -55,7 +55,7 @@ class StepCost:
         raise NotImplementedError
 
     def duration(self, shape: Shape) -> float:
-        """Return the seconds of a step. Like fast-forward, it uses `decode` if it can, so all results are identical."""
+        """Return the seconds of a step. It uses `decode` if it can, as the clock does: equal to the last digit."""
         if shape.prefill_rows or shape.swapped or shape.drafts:
             return self.seconds(shape)
         if shape.longest:
@@ -79,7 +79,7 @@ class StepCost:
         return self.decode(rows, live, context)
 
     def linear_in_context(self, rows: int, live: int) -> Optional[tuple[float, float]]:
-        """Return (a, b) if `decode` is exactly a + b * context for this batch, else None. Makes fast-forward faster."""
+        """Return (a, b) if `decode` is exactly a + b * context for this batch, else None. This is faster."""
         return None
 
 

@@ -98,8 +98,8 @@ class Reorder(NamedTuple):
 class Hold(Values):
     """A promise: `decide` would return the same plan for some further steps.
 
-    It ends when a request arrives, finishes or lacks a block. The simulator runs these steps as one event. It counts
-    for plans that only decode; `until` also counts for a plan without a model call.
+    It ends when a request arrives, finishes or lacks a block. The loop repeats the plan without a call of `decide`. It
+    counts for plans that only decode; `until` also counts for a plan without a model call.
     """
 
     __slots__ = ("keep_free", "past_finish", "steps", "until")

@@ -17,6 +17,7 @@ Order = Literal[
     "longest-total", "output-groups", "priority",
 ]  # fmt: skip
 ORDERS: Final[tuple[str, ...]] = get_args(Order)
+DECIDE: Final = "decide"  # ends a held plan, see Policy.held_state
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -53,21 +54,9 @@ class Policy:
         """Return the policy state of the first view."""
         return None
 
-    def advance_state(self, state: Any, steps: int) -> Any:
-        """Return the policy state after this many further steps of a held plan."""
-        return state
-
     def held_state(self, state: Any, now: float) -> Any:
-        """Return the policy state after one further step of a held plan, decided now; None: the plan changes.
-
-        The simulator calls it instead of `advance_state` if the policy learns.
-        """
+        """Return the policy state after one further step of a held plan, decided now; DECIDE: the plan may change."""
         return state
-
-    @property
-    def learns(self) -> bool:
-        """Whether the scheduler learns from the time of every step: `held_state` follows held steps."""
-        return False
 
     def remark(self, state: Any) -> str:
         """Return what a command says about a run that has ended with this policy state."""

@@ -267,16 +267,3 @@ def reset_request(request: Request) -> None:
         if hasattr(new, name):  # the cohort sets the others
             setattr(request, name, getattr(new, name))
     request.serial = serial
-
-
-def cut_request(request: Request, now: float) -> None:
-    """End a request during a step, whose token does not come. The step counts up to this time."""
-    request.finish = request.client_end = now
-    if request.first_token is not None and request.first_token > now:
-        request.first_token, request._written = None, 0
-    seconds = request.queued + request.prefilling + request.decoding + request.swapped
-    after = max(0.0, seconds - (now - request.visible_at))
-    for name in ("decoding", "prefilling", "queued"):  # the newest state first
-        cut = min(after, getattr(request, name))
-        setattr(request, name, getattr(request, name) - cut)
-        after -= cut

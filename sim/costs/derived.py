@@ -47,7 +47,7 @@ class ChangedCost(StepCost):
         return self.decode_unequal(rows, live, context, 0)
 
     def decode_unequal(self, rows: int, live: int, context: int, longest: int) -> float:
-        line = self.linear_in_context(rows, live)  # fast-forward uses the line: both must round in the same way
+        line = self.linear_in_context(rows, live)  # the clock uses the line: both must round in the same way
         if line is not None:
             return line[0] + line[1] * context
         shape: Shape = tuple.__new__(Shape, (0, 0, 0, 0, 0, rows, live, context, 0, longest, 0))  # faster

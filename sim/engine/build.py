@@ -8,8 +8,10 @@ from typing import Any, Optional
 from servesim.core import BadInput, Policy, Request
 
 from .clocks import Clock
+from .device import Device
 from .inbox import Inbox
-from .loop import Device, Loop, Observer
+from .loop import Loop
+from .notices import Observer
 from .rules import rules_of
 from .server import Server
 

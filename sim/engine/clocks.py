@@ -23,33 +23,11 @@ MAX_SLEEP_S = 0.1  # maximum sleep between two calls of `stop`
 StopCheck = Optional[Callable[[], bool]]
 
 
-class HeldSteps:
-    """Runs the steps of a held plan as one event."""
-
-    def run(self, step: Step) -> float:
-        """Run a decode step that has been decided, and repeat it while its plan holds. Return the next decision."""
-        raise NotImplementedError
-
-    def earliest_end(self, step: Step) -> float:
-        """Return a time before which no step of a held plan ends that changes who decodes."""
-        raise NotImplementedError
-
-    @property
-    def may_pause(self) -> bool:
-        """Whether a held plan that reaches a barrier goes on later as if there were none."""
-        raise NotImplementedError
-
-    @property
-    def blocks_taken(self) -> int:
-        """Blocks of the steps of a paused segment that the pool has not given yet."""
-        raise NotImplementedError
-
-
 class Clock:
     """The time of a loop."""
 
     reads_longest = False  # whether it needs the longest context of the decoding rows of every step
-    idle_s = 0.0  # seconds without a model call, if it counts them
+    hold = True  # whether plans that hold are repeated without a call of the policy, which changes no result
 
     def finish_call(self, step: Step, start: float, rules: EngineRules) -> float:
         """Wait until the model call of a step ends, or advance the time to its end. Return the end time."""
@@ -73,22 +51,21 @@ class Clock:
 
     def run_loop(self, loop: Any, stop: StopCheck = None) -> None:
         """Run a loop until all requests are done, or until `stop` returns true."""
-        loop.now = self.start()
+        for request in loop.inbox.clients.coming:
+            loop.inbox.send(request)
+        loop.now = loop.decides_at = self.start()
         while stop is None or not stop():
-            next_event = loop.step()
-            if next_event is None:
-                continue
-            if next_event == math.inf:
+            if loop.is_due_now:
+                loop.advance()
+            elif loop.decides_at < math.inf:
+                loop.now = self.wait(loop.decides_at, stop)
+            else:
+                loop.require_done()
                 return
-            loop.now = self.wait(next_event, stop)
-
-    def make_fast_forward(self, loop: Any) -> Optional[HeldSteps]:
-        """Return the object that runs held steps, or None if steps run one by one."""
-        return None
 
 
 class VirtualClock(Clock):
-    """Time of the cost model without SimPy, padding and fast-forward. Tests use it to run the live loop repeatably."""
+    """Time of the cost model without SimPy and padding. Tests use it to run the live loop repeatably."""
 
     def __init__(self, cost: StepCost) -> None:
         self.cost = cost

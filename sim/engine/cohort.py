@@ -169,13 +169,12 @@ class Cohort(DecodeCohort):
             return 0
         return int(self.steps > request._joined_step if request._cohort is not None else request in self.flight.left)
 
-    def count_steps(self, steps: int) -> None:
-        """Count `steps` decode steps of all members."""
-        self.steps += steps
-        rows, context = self.size * steps, self.context
-        self.rows_run += rows
-        self.pairs_run += steps * context + rows * (steps + 1) // 2
-        self.context = context + rows
+    def count_step(self) -> None:
+        """Count a decode step of all members."""
+        self.steps += 1
+        self.context += self.size
+        self.rows_run += self.size
+        self.pairs_run += self.context
 
     def pop_finishing(self) -> list[Request]:
         """Return the members that get their last token in the newest step. Call it if `next_finish` is reached."""

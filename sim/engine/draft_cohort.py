@@ -5,7 +5,6 @@ returns. Between two decisions both happen once: a step is launched, and this on
 pass over the members adds 1 + accepted tokens (`draw_rows`). Members have their counters themselves (`steps` stays 0).
 The pass also gives a member the blocks of its next step, at once (`Request._grown`): they count as its own from the
 launch of that step on, which takes them from the pool (`take_blocks`). A member that leaves before gives them back.
-Fast-forward makes the pass before the step returns (held_drafts.py); only if a member leaves, `deliver` has more to do.
 
 A member that gets its last token ends at once (`_end`): nothing needs its row in flight. One that may get fewer drafts
 in the next step leaves; so do all members if a plan has a chunk of one of them. What a request has in flight then is a

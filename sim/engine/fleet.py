@@ -1,35 +1,57 @@
-"""A fleet: replicas behind a router, as SimPy processes in one environment.
+"""A fleet: replicas behind a router. Clients, transfers, faults and scaling are SimPy processes (world.py).
 
-The router process sends every request at its arrival. A process per replica runs the steps of its loop. No replica runs
-past the time at which something may come from outside: the next arrival, or, if requests follow others, the next time
-at which another replica may finish one. Times are exact: SimPy orders the events, the loops keep the times.
+At every event the replicas have run up to now. Replicas that cannot influence each other run one after another. If the
+end of a request may bring another one, or if KV is copied, they run in the order of their next times. `_due` is a heap
+of these times; an entry that is not the newest of its replica is passed over.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heappop, heappush
+from operator import itemgetter
 from random import Random
-from typing import Any, Callable, Final, Optional
+from typing import Any, Callable, Final, Optional, Protocol
 
-import simpy
 from servesim.core import BadInput, Request, Stuck
 from servesim.routers.router import REFUSED, Asked, Router
 from servesim.routers.router import Fleet as View
-from servesim.routers.router import Replica as Reported
-from simpy.events import EventPriority
 
-from .exact_time import At
-from .inbox import PART, Inbox
+from .clients import PART, Clients
 from .loop import Loop
 from .replica import Replica
 from .router_view import CachedTokens
 from .several import Servers
 from .transfers import Transfers
+from .world import LATER, World
 
-LAST: Final = 2  # order of replicas at a time: after the router, so that they know what comes then
 NO_REPLICA: Final = -1
 Ask = Callable[[Request], Asked]  # what the router sees of a request
+
+
+class Changing(Protocol):
+    """Replicas that come and go (presence.py)."""
+
+    alive: set[int]
+
+    def route(self, decodes: bool, request: Request, client: Request) -> int:
+        """Return the replica of a request, which waits if there is none."""
+
+    def check_drained(self, number: int) -> None:
+        """Let a replica leave that drains and has nothing to do."""
+
+    def lose_rest(self) -> None:
+        """Lose the requests that no replica could take."""
+
+    def last_end(self) -> float:
+        """Return when the last client saw the end of its request."""
+
+    def metrics(self) -> dict[str, Any]:
+        """Return what the results say about the changes."""
+
+    def seconds_there(self) -> list[float]:
+        """Return for how many seconds each replica was there."""
 
 
 class Fleet(Servers):
@@ -38,7 +60,6 @@ class Fleet(Servers):
     def __init__(
         self, replicas: Sequence[Replica], router: Router, requests: Iterable[Request], ask: Ask, seed: int,
         staleness: float, transfers: Optional[Transfers] = None, decode: Optional[tuple[Router, Sequence[int]]] = None,
-        changes: bool = False,
     ) -> None:  # fmt: skip
         super().__init__([replica.loop for replica in replicas])
         self.replicas = list(replicas)
@@ -47,67 +68,61 @@ class Fleet(Servers):
         self.present = list(range(len(replicas)))
         self.staleness = staleness  # seconds between two reports of the replicas; 0: they are always new
         self.replica_of: dict[Any, int] = {}  # by the id of a request
+        self.transfers = transfers  # prefill and decode on different replicas; `router` is that of the prefills
+        self.presence: Optional[Changing] = None
+        self.decode_router = router if decode is None else decode[0]
+        self.decode_memory = self.decode_router.memory(len(replicas))
+        self.decode_replicas = [] if decode is None else list(decode[1])
+        self.present_decodes = self.decode_replicas
+        self.world: World = World(self)
+        front_end = replicas[0].loop.inbox
+        self.clients = Clients(requests, front_end.clients.delay, front_end.timeout)
         self._ask = ask
         self._cached = CachedTokens(self.replicas)
         self._view = View(0.0, self.present, self.memory, self._cached)  # what a router sees at a choice
         self._asked: dict[Any, tuple[Asked, int]] = {}  # requests in flight and their replicas, if the router learns
         self._without_token: dict[Any, Request] = {}  # of these, if the router learns of first tokens
+        self._ended: list[tuple[float, Request]] = []  # that the router does not know yet
+        self._reported_at = -math.inf
         self._random = Random(f"router {seed}")
-        self.arrivals = Inbox(requests, client_delay=replicas[0].loop.inbox.client_delay)
-        self.arrivals.released_first = False
-        self._ended: list[tuple[float, Request]] = []
-        self.transfers = transfers  # prefill and decode on different replicas; `router` is that of the prefills
-        self.decode_router = router if decode is None else decode[0]
-        self.decode_memory = self.decode_router.memory(len(replicas))
-        self.decode_replicas = [] if decode is None else list(decode[1])
-        self.present_decodes = self.decode_replicas
+        self._sent = 0
+        self._streams = isinstance(requests, Iterator)
+        self._learns = router.learns or self.decode_router.learns
+        self.is_coupled = bool(self.clients.followers) or transfers is not None
+        self._due: list[tuple[float, bool, int, int]] = []  # (time, whether it decides, turn, replica)
+        self._turns = 0
         if transfers is not None:
             self.present = [number for number in self.present if number not in self.decode_replicas]
-            transfers.choose, transfers.deliver, transfers.wake = self._route, self._deliver, self._wake
-            transfers.catch_up = self._run_held
-        # what a replica does may come to another one: a request that follows another one, or KV
-        self._is_coupled = bool(self.arrivals.followers) or transfers is not None or changes
-        self._is_static = not self._is_coupled and not router.learns  # no choice depends on what the replicas do
-        for loop in self.loops if not self._is_static else ():
-            self._attach(loop)
-        held = [loop.fast_forward for loop in self.loops if loop.fast_forward is not None]
-        streams = isinstance(requests, Iterator)
-        self._runs_between = self._is_static and streams and all(each.may_pause for each in held)
-        for loop in self.loops if self._runs_between else ():
-            loop.pauses = True
-        self._reported_at = -math.inf
-        self._env = simpy.Environment()
-        self._running: Optional[Replica] = None  # the one that runs steps now
-        self._router_process: Optional[simpy.Process] = None
-        self._replica_processes: list[simpy.Process] = []
+            transfers.choose, transfers.deliver = self._route, self._deliver
+            transfers.changed, transfers.call = self.note_change, self.world.call
 
     @property
     def size(self) -> int:
         return len(self.replicas)
 
-    def _attach(self, loop: Loop) -> None:
-        """Let a loop tell the router what it does, and expect requests at any time."""
-        inbox = loop.inbox
-        inbox.ended = self._ended
-        inbox.stops_at_ends = bool(self.arrivals.followers) or loop.server.kept is not None
-        inbox.tells_timeouts = inbox.stops_at_ends and inbox.timeout is not None and len(self.replicas) > 1
-        loop.fast_path, loop.holds, loop.pauses = False, True, True
-        loop.tells_first_tokens = self.router.reads_first_tokens or self.decode_router.reads_first_tokens
+    def attach(self, loop: Loop) -> None:
+        """Let a loop tell the clients and the router what it does."""
+        loop.inbox.clients = self.clients
+        loop.notifies = loop.notifies or self._tells
+
+    @property
+    def _tells(self) -> bool:
+        """Whether something depends on the ends of requests."""
+        return self._learns or self.is_coupled
 
     def run(self) -> float:
         """Run until all requests are done. Return the time."""
-        env = self._env
+        if self._tells:
+            self.clients.on_end = self._note_end
+        for number, loop in enumerate(self.loops):
+            self.attach(loop)
+            self.plan(number)
+        self.world.connect(self.clients, self._send)
         try:
-            if self._is_static:
-                self._send_all()
-            self._replica_processes = [env.process(self._run_replica(number)) for number in range(len(self.replicas))]
-            self._router_process = env.process(self._run_router())
-            env.run()
+            self.world.run()
         finally:  # also if a replica is stuck
             self._set_times()
         self._finish()
-        if unreleased := self.arrivals.unreleased():
-            raise Stuck("these requests wait for a request that does not exist or never finished", unreleased, self.now)
         return self.now
 
     def _set_times(self) -> None:
@@ -115,120 +130,129 @@ class Fleet(Servers):
         self.now = max([replica.loop.now for replica in self.replicas])
         idle = [self.now - replica.loop.now + replica.idle_s for replica in self.replicas]
         self.idle_s = sum(idle) / len(idle)
+        if self.presence is not None:  # a replica may start after the last model call or request
+            busy = self.now - self.idle_s
+            self.now = max([self.presence.last_end(), *[replica.last_call for replica in self.replicas]])
+            self.idle_s = self.now - busy
 
-    def _send_all(self) -> None:
-        """Send all requests. If they are created when they are read, the replicas run in between."""
-        sent = 0
-        while self.arrivals.next_arrival < math.inf:
-            request = self.arrivals.pop()
-            self._send(request, request.sent)
-            sent += 1
-            if self._runs_between and sent % PART == 0 and self.arrivals.next_arrival < math.inf:
-                for replica in self.replicas:
-                    self._run_until(replica, self.arrivals.next_arrival)
+    def metrics(self) -> dict[str, Any]:
+        return {} if self.presence is None else self.presence.metrics()
 
-    def _run_router(self) -> Generator[simpy.Event, Any, None]:
-        while self._is_coupled or self.arrivals.next_arrival < math.inf:
-            if self._is_coupled:  # otherwise nothing happens that SimPy would have to order
-                yield from self._sleep(self.arrivals.next_arrival)
-                if self.arrivals.next_arrival > self._env.now:
-                    continue  # it was woken, because something has changed
-            time = self.arrivals.next_arrival
-            self._catch_up(time)
-            self._tell_router(time)
-            while self.arrivals.next_arrival <= time:
-                self._send(self.arrivals.pop(), time)
-        for replica, process in zip(self.replicas, self._replica_processes):
-            replica.loop.holds = False  # nothing comes any more
-            process.interrupt()
+    def seconds_there(self) -> Sequence[float]:
+        return () if self.presence is None else self.presence.seconds_there()
 
-    def _run_replica(self, number: int) -> Generator[simpy.Event, Any, None]:
-        while True:
-            time = self._run_steps(number)
-            yield from self._sleep(time if self._is_coupled else math.inf, LAST + number)
+    # The replicas run
 
-    def _run_steps(self, number: int) -> float:
-        """Run a replica as far as nothing from outside can change it. Return when it may change something next."""
+    def plan(self, number: int) -> None:
+        """Note when a replica does the next thing."""
         replica = self.replicas[number]
-        if self._is_coupled:  # a report may have run held steps, whose ends bring requests
-            self._release()
-        self._running = replica
-        time = self._run_until(replica, self._horizon(number))
-        self._running = None
-        if self._is_coupled:
-            self._release()
-            time = min(time, replica.next_event)  # blocks of prefills that have ended may be free at a time
-        return time
+        loop = replica.loop
+        time, decides = loop.next_time, not loop.returns_first
+        if time != replica.planned or decides != replica.decides:
+            replica.planned, replica.decides = time, decides
+            self._turns += 1
+            if time < math.inf:
+                heappush(self._due, (time, decides, self._turns, number))
 
-    def _catch_up(self, now: float) -> None:
-        """Run the replicas that may have changed something up to now. In a coupled fleet, they run by themselves."""
-        for replica in self.replicas if not self._is_coupled else ():
-            if replica.wakes_at < now:
-                self._run_until(replica, now)
+    def expect(self, more: bool) -> None:
+        for replica in self.replicas:
+            replica.loop.expects = more
 
-    def _run_until(self, replica: Replica, horizon: float) -> float:
-        """Run the steps of a replica that are decided before a time. Return when it may change something next."""
-        replica.loop.expects = self.arrivals.next_arrival < math.inf
-        return replica.run_until(horizon)
+    def run_until(self, until: float) -> None:
+        """Run replicas that do not influence each other up to a time."""
+        if not self._learns:  # nobody looks at them before the end
+            if until == math.inf:
+                self._run_all(until)
+            return
+        due, later = self._due, []
+        while due and due[0][0] <= until:
+            time, decides, _, number = heappop(due)
+            replica = self.replicas[number]
+            if time == replica.planned and decides == replica.decides:
+                replica.planned = math.nan  # its entry is gone
+                replica.loop.run_until(until)
+                later.append(number)
+        for number in later:
+            self.plan(number)
 
-    def _sleep(self, time: float, order: int = 1) -> Generator[simpy.Event, Any, Any]:
-        """Wait until a time, or until an interrupt; return its cause. At equal times, the lower order is first."""
-        env = self._env
-        event = env.event()
-        if time < math.inf:
-            event._ok, event._value = True, None
-            env.schedule(event, EventPriority(order), At(max(time, env.now)))
-        try:
-            yield event
-        except simpy.Interrupt as interrupt:
-            return interrupt.cause
-        return None
+    def _run_all(self, until: float) -> None:
+        for replica in self.replicas:
+            replica.loop.run_until(until)
 
-    def _horizon(self, number: int) -> float:
-        """Return the time up to which nothing comes to a replica that is not known now."""
-        arrival = self.arrivals.next_arrival
-        if not self.arrivals.followers and self.transfers is None:
-            return arrival
-        others = [other.next_event for place, other in enumerate(self.replicas) if place != number]
-        return min(arrival, max(min(others, default=math.inf), math.nextafter(self._env.now, math.inf)))
+    def is_due(self, until: float) -> bool:
+        """Whether the next thing is a delivery up to a time, or a decision before it."""
+        due = self._due
+        while due:
+            time, decides, _, number = due[0]
+            replica = self.replicas[number]
+            if time == replica.planned and decides == replica.decides:
+                break
+            heappop(due)
+        return bool(due) and (due[0][0] < until or (due[0][0] == until and not due[0][1]))
 
-    def _send(self, request: Request, now: float) -> None:
+    def advance(self) -> None:
+        """Let the first replica do its next thing."""
+        number = heappop(self._due)[3]
+        replica = self.replicas[number]
+        replica.planned = math.nan  # its entry is gone
+        if replica.loop.next_time < math.inf:
+            replica.loop.advance()
+        self.note_change(number)
+
+    def note_change(self, number: int) -> None:
+        """Note that a replica has run, or that something has come to it or left it."""
+        self.plan(number)
+        if self.presence is not None:
+            self.presence.check_drained(number)
+
+    # Requests
+
+    def _send(self, request: Request) -> None:
         """Let the router choose a replica, and send the request to it."""
+        self._tell_router(self.world.now)
+        self.send_again(request)
+        self._sent += 1
+        if not self._tells and self._streams and self._sent % PART == 0:  # so that few requests exist at a time
+            self._run_all(request.sent)
+
+    def send_again(self, request: Request) -> None:
+        """Send a request, or one whose prefill has ended."""
         if self.transfers is not None:
-            self.transfers.send(request, now)
+            self.transfers.send(request, self.world.now)
             return
         number = self._route(False, request, request)
         if number != NO_REPLICA:
             self._deliver(number, request)
 
-    def _route(self, decodes: bool, request: Request, client: Request) -> int:
-        """Return the replica of a request, or of the prefill of that of a client; NO_REPLICA: none can take it now."""
-        return self._choose(decodes, request)
-
     def _deliver(self, number: int, request: Request) -> None:
         self.replicas[number].send(request)
-        self._wake(number)
+        self.plan(number)
 
-    def _wake(self, number: int) -> None:
-        """Let a replica go on, which has got a request or has run. One that runs now does not pass the answer to it."""
-        replica, running = self.replicas[number], self._running
-        if self._is_coupled and running is not replica and self._replica_processes:
-            self._replica_processes[number].interrupt()
-            if running is not None:
-                running.horizon = min(running.horizon, replica.next_event)
+    def _note_end(self, request: Request, now: float) -> None:
+        """Note the end of a request for the router, and go on after a prefill."""
+        self._ended.append((now, request))
+        if self.transfers is not None:
+            prefilled = self.transfers.ended(request, now)
+            if prefilled is not None:
+                self.world.call(now, self._send, prefilled, LATER + prefilled.serial)
 
-    def _choose(self, decodes: bool, request: Request, among: Optional[Sequence[int]] = None) -> int:
+    # The router
+
+    def _route(self, decodes: bool, request: Request, client: Request) -> int:
+        """Return the replica of a request, or of the prefill of that of a client; NO_REPLICA: none can take it now."""
+        if self.presence is not None:
+            return self.presence.route(decodes, request, client)
+        return self.choose(decodes, request)
+
+    def choose(self, decodes: bool, request: Request, among: Optional[Sequence[int]] = None) -> int:
         """Return the replica that the router, or that of the decodes, chooses for a request, of all or of some."""
         router, view, asked = self.router, self._view, self._ask(request)
         view.memory, view.present = self.memory, self.present if among is None else among
         if decodes:
             router, view.memory = self.decode_router, self.decode_memory
             view.present = self.present_decodes if among is None else among
-        view.now = max(request.sent, self._env.now) if self._is_coupled else request.sent
+        view.now = max(request.sent, self.world.now) if self.is_coupled else request.sent
         self._cached.set_request(request)
-        if router.reads_caches:
-            for number in range(len(self.replicas)):
-                self._run_held(number)
         number = router.route(asked, view, self._random)
         if number == REFUSED:
             raise BadInput(f"cluster.router: it refuses request {request.id}; a fleet cannot simulate this")
@@ -236,16 +260,11 @@ class Fleet(Servers):
             raise ValueError(f"replica {number!r}, expected one of {view.present}")
         router.sent(asked, number, view)
         self.replica_of[request.id] = number
-        if not self._is_static:
+        if self._tells:
             self._asked[request.id] = asked, number
             if router.reads_first_tokens:
                 self._without_token[request.id] = request
         return number
-
-    def _run_held(self, number: int) -> None:
-        """Run the held steps of a replica up to the choice that is made now, because it depends on its cache."""
-        self.replicas[number].run_held(self._view.now)
-        self._wake(number)
 
     def _router_of(self, number: int) -> tuple[Router, Any]:
         """Return the router that sends to a replica, and its memory."""
@@ -256,30 +275,20 @@ class Fleet(Servers):
     def _tell_router(self, now: float) -> None:
         """Tell the router what has happened up to now: first tokens, ends, and what the replicas report."""
         if self._without_token:
-            self._tell_first_tokens(now)
+            self._tell_first_tokens()
         if self._ended:
-            self._tell_ends(now)
+            ended, self._ended = self._ended, []
+            for _, request in sorted(ended, key=itemgetter(0)):
+                self.forget_choice(request)  # if its prefill failed, it was not sent to a decode replica
         reads = self.router.reads_reports or self.decode_router.reads_reports
-        if reads and now - self._reported_at >= self.staleness:
+        if reads and now > self._reported_at and now - self._reported_at >= self.staleness:
             self._reported_at = now
-            reports = self._reports(now)
+            reports = [replica.report() for replica in self.replicas]
             self.router.reported(self.memory, reports)
             if self.transfers is not None:
                 self.decode_router.reported(self.decode_memory, reports)
 
-    def _tell_ends(self, now: float) -> None:
-        ended = self._ended
-        if len(ended) > 1:
-            ended.sort(key=_time_of)
-        told = 0
-        for time, request in ended:
-            if time > now:
-                break
-            told += 1
-            self._forget_choice(request)  # if its prefill failed, it was not sent to a decode replica
-        del ended[:told]
-
-    def _forget_choice(self, request: Request) -> None:
+    def forget_choice(self, request: Request) -> None:
         """Tell the router that a request has left the replica that it has chosen."""
         sent = self._asked.pop(request.id, None)
         if sent is not None:
@@ -288,49 +297,28 @@ class Fleet(Servers):
             router.ended(memory, asked, number)
             self._without_token.pop(request.id, None)
 
-    def _reports(self, now: float) -> list[Reported]:
-        """Return what the replicas say about themselves. A request that ends with the step of now still runs."""
-        for replica in self.replicas:
-            replica.run_held(now, True)
-        ending = [0] * len(self.replicas)
-        for _, request in self._ended:
-            if request.status == "done" and request.id in self._asked:
-                ending[self.replica_of[request.id]] += 1
-        for number in range(len(self.replicas)):
-            self._wake(number)
-        return [replica.report(ending[number]) for number, replica in enumerate(self.replicas)]
-
-    def _tell_first_tokens(self, now: float) -> None:
+    def _tell_first_tokens(self) -> None:
         started = [
             (request.first_token, request)
             for request in self._without_token.values()
-            if request.first_token is not None and request.first_token <= now
+            if request.first_token is not None
         ]
-        for _, request in sorted(started, key=_time_of):
+        for _, request in sorted(started, key=itemgetter(0)):
             del self._without_token[request.id]
             asked, number = self._asked[request.id]
             router, memory = self._router_of(number)
             router.prefilled(memory, asked, number)
 
-    def _release(self) -> None:
-        """Start the think time of requests whose predecessor has ended, go on after prefills, and wake the router."""
-        first = self.arrivals.next_arrival
-        for now, request in self._ended:
-            if self.transfers is not None and (prefilled := self.transfers.ended(request, now)) is not None:
-                self.arrivals.send_again(prefilled, now)
-            self.arrivals.end(request, now)
-        if self.arrivals.next_arrival < first:
-            self._wake_router()
-
-    def _wake_router(self) -> None:
-        if self._router_process is not None:
-            self._router_process.interrupt()
-
     def _finish(self) -> None:
-        """Raise Stuck if a replica has requests, now that nothing happens any more."""
-        for replica in self.replicas:
-            replica.finish()
-
-
-def _time_of(end: tuple[float, Request]) -> float:
-    return end[0]
+        """Raise Stuck if requests remain, now that nothing happens any more."""
+        if self.presence is not None:
+            self.presence.lose_rest()
+            self._set_times()  # requests may have been lost at the end
+        alive = range(self.size) if self.presence is None else self.presence.alive
+        loops = [self.replicas[number].loop for number in sorted(alive)]
+        for loop in loops:
+            loop.require_idle()
+        if unreleased := self.clients.unreleased():
+            raise Stuck("these requests wait for a request that does not exist or never finished", unreleased, self.now)
+        for loop in loops:  # ranks without a router have clients of their own
+            loop.require_done()

@@ -8,63 +8,81 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, Optional
+from typing import Any
 
 from servesim.core import Request
 
 from .fleet import Fleet
-from .replica import Replica
+from .loop import Loop
 
 
 class LockStep(Fleet):
     """Runs the ranks together. They share one clock."""
 
-    _is_running: bool = False  # steps run, or one has failed
+    routes = False  # whether a router chooses the ranks; otherwise each has requests of its own
+    _returns_at = math.inf  # of the step of all ranks
 
-    def _run_until(self, replica: Replica, horizon: float) -> float:
-        """Run all ranks, whichever is asked for. If an end may bring a request, it is the last step."""
-        if self._is_running:  # the process of another rank has failed in a step
-            return math.inf
-        self._is_running = True
-        ranks, ends = self.replicas, len(self._ended)
-        for rank in ranks:
-            rank.loop.expects = self.arrivals.next_arrival < math.inf
-        time = min([rank.next_event for rank in ranks])
-        while time < horizon and not (self._is_coupled and len(self._ended) > ends):
-            self.idle_s, self.now = self.idle_s + (time - self.now), time
-            for rank in ranks:
-                rank.wait(time)
-            self.now = self._step(time)
-            time = min([rank.next_event for rank in ranks])
-        for rank in ranks:
-            rank.wakes_at = time
-        self._is_running = False
-        return time
+    def run_until(self, until: float) -> None:
+        while self.is_due(until):
+            self.advance()
 
-    def _step(self, now: float) -> float:
-        """Run one step of all ranks. Return its end; now, if no rank runs the model."""
-        running = [len(rank.server.running) for rank in self.replicas]
-        for rank in self.replicas:
-            rank.server.rules.exchange(rank.server, running)
-        states = [rank.server.view.state for rank in self.replicas]
-        steps = [rank.loop.start(now) for rank in self.replicas]
+    def is_due(self, until: float) -> bool:
+        if self._returns_at < math.inf:
+            return self._returns_at <= until
+        return min([loop.decides_at for loop in self.loops]) < until
+
+    def advance(self) -> None:
+        if self._returns_at < math.inf:
+            end, self._returns_at = self._returns_at, math.inf
+            self._return(end)
+        else:
+            self._decide(min([loop.decides_at for loop in self.loops]))
+
+    def plan(self, number: int) -> None:
+        """Do nothing: all ranks run together."""
+
+    def attach(self, loop: Loop) -> None:
+        """Let the clients send to a rank, if there is no router."""
+        own = loop.inbox.clients
+        if self.routes:
+            super().attach(loop)
+        else:
+            self.world.connect(own, loop.send)
+            self.is_coupled = self.is_coupled or bool(own.followers)
+
+    def _decide(self, now: float) -> None:
+        """Decide a step of all ranks, and launch it."""
+        self.idle_s, self.now = self.idle_s + (now - self.now), now
+        running = [len(loop.server.running) for loop in self.loops]
+        for loop in self.loops:
+            loop.idle_s += now - loop.now
+            loop.now, loop.sleeps = now, False
+            loop.server.rules.exchange(loop.server, running)
+        states = [loop.server.view.state for loop in self.loops]
+        steps = [loop.start(now) for loop in self.loops]
         ends = [
-            rank.loop.clock.finish_call(step, now, rank.server.rules)
-            for rank, step in zip(self.replicas, steps)
+            loop.clock.finish_call(step, now, loop.server.rules)
+            for loop, step in zip(self.loops, steps)
             if step.runs_model
         ]
-        end = max(ends, default=now)
-        for rank, step, state in zip(self.replicas, steps, states):  # in this order: observers see ends as starts
-            time: Optional[float] = None
+        for loop, step, state in zip(self.loops, steps, states):
             if step.runs_model:
-                rank.loop.send(step, end)
+                loop.launch(step, max(ends))
             else:
-                time = rank.loop.next_decision(step, state)
-            rank.wakes_at = end if ends or time is None else time
-        for rank in self.replicas if ends else ():
-            rank.loop.sleeps = False
-            rank.wait(end)
-        return end
+                time = loop.next_decision(step, state)
+                loop.decides_at = now if time is None else time
+        self._returns_at = max(ends, default=math.inf)
+
+    def _return(self, end: float) -> None:
+        """Record the results of a step. Ranks that did not run the model decide with the others."""
+        self.now = end
+        for loop in self.loops:
+            if loop.server.flight is not None:
+                loop.receive()
+            else:
+                loop.idle_s += end - loop.now
+                loop.now = loop.decides_at = end
+                loop.sleeps = False
 
     def _set_times(self) -> None:
         """Keep the time of all ranks, and the seconds in which none of them ran the model."""

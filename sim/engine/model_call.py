@@ -47,16 +47,11 @@ def launch(server: Server, step: Step, end: float) -> None:
     if step.paused:
         for request in step.paused:
             server.cohort.join(request)
-    put_in_flight(server, step)
-
-
-def put_in_flight(server: Server, step: Step) -> None:
-    """Make a step the newest one in flight."""
     step.before, server.flight = server.flight, step
 
 
 def launch_decodes(server: Server, step: Step) -> None:
-    """Count the decodes of a step, or of all the equal steps that it stands for. The last one is in flight."""
+    """Count the decodes of a step."""
     cohort = server.cohort
     if server.draft_cohort is not None:
         server.draft_cohort.launch(step)
@@ -70,7 +65,7 @@ def launch_decodes(server: Server, step: Step) -> None:
         if cohort.groups:
             step.joined = [request for request in step.joined for _ in range(request.sequences)]
     rows = [request for request in server.running if request._cohort is not None] if server.may_fail else NO_REQUESTS
-    count_decodes(server, step, step.steps)
+    count_decodes(server, step)
     if server.may_fail:
         step.requests = step.ends + [request for request in rows if request not in step.ends]
     if cohort.known:  # after the next decode, the newest token of these is unknown again: not all advance alike
@@ -93,11 +88,11 @@ def _note_known_tokens(server: Server) -> None:
         cohort.known = set(before.paused)
 
 
-def count_decodes(server: Server, step: Step, steps: int) -> None:
-    """Count decodes, the last of which is in flight, and note which requests end there."""
+def count_decodes(server: Server, step: Step) -> None:
+    """Count a decode of all members of the cohort, and note which requests end with it."""
     cohort = server.cohort
     server.rules.launch_decodes(server)
-    cohort.count_steps(steps)
+    cohort.count_step()
     if cohort.next_finish <= cohort.steps:
         for request in cohort.pop_finishing():
             written = request.written  # above stop_at: the step before this one returns its last token
@@ -203,19 +198,15 @@ def set_start(step: Step, start: float) -> None:
     step.start = start
 
 
-def run_on(server: Server, step: Step, further: int, start: float, end: float) -> None:
-    """Count further decode steps of the same rows. All but the last return, which goes from `start` to `end`.
-
-    The gaps between their tokens, after the first one, are those of TokenGaps.add_linear.
-    """
-    server.cohort.known = NO_MEMBERS
-    count_decodes(server, step, further)
-    deliver_rows(server, step, step.end)
-    if further > 1:
-        server.tokens_generated += step.rows * (further - 1)
-        server.cohort.busy += start - step.end
-        server.cohort.last_end = start
-    step.joined, step.start, step.end = NO_REQUESTS, start, end
+def count_cut_step(server: Server, step: Step, now: float) -> None:
+    """Count the seconds of a step up to a crash for its requests."""
+    seconds = max(0.0, now - step.start)
+    prompts = {chunk.request for chunk in step.chunks}
+    for request in server.running:
+        if request in prompts:
+            request.prefilling += seconds
+        elif request.in_flight:
+            request.decoding += seconds
 
 
 def deliver(server: Server, step: Step, now: float) -> list[Request]:
@@ -263,16 +254,15 @@ def deliver(server: Server, step: Step, now: float) -> list[Request]:
 
 
 def deliver_rows(server: Server, step: Step, now: float) -> None:
-    """Record the tokens of a decode, or of all the equal decodes that a step stands for."""
+    """Record the tokens of a decode."""
     cohort, gaps, old_members = server.cohort, server.token_gaps, step.rows
-    first = now if step.steps == 1 else step.first_end
     for request in step.joined:
         assert request.last_token is not None
         old_members -= 1
-        gaps.add(first - request.last_token, 1)
+        gaps.add(now - request.last_token, 1)
     if old_members:
-        gaps.add(first - cohort.last_end, old_members)
-    server.tokens_generated += step.rows * step.steps
+        gaps.add(now - cohort.last_end, old_members)
+    server.tokens_generated += step.rows
     cohort.busy += now - step.start
     cohort.last_end = now
 

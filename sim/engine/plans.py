@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from servesim.core import NO_MOVES, Chunk, Plan, Request
 
+from .draft_cohort import DraftCohort
 from .groups import group_of
 from .server import Server
 from .shape import runs_as_decode
@@ -27,8 +28,6 @@ def start_step(server: Server, plan: Plan, now: float) -> Step:
     chunks, free = plan.chunks if isinstance(plan.chunks, list) else list(plan.chunks), server.pool.free
     if plan.decode:  # before the chunks: with a prefix cache, the order in which requests get blocks matters
         start_decode(server, step)
-        if not chunks and not server.cohort.groups:  # a group may fork or drop sequences in every step
-            step.hold = plan.hold.steps
     elif chunks and server.cohort.size:
         if server.draft_cohort is not None:
             server.draft_cohort.leave_all()
@@ -45,6 +44,45 @@ def start_step(server: Server, plan: Plan, now: float) -> Step:
         server.release_preempted()
     rules.end_plan(server, plan)
     server.view.state = plan.state
+    return step
+
+
+def may_repeat(server: Server, plan: Plan) -> bool:
+    """Whether further steps of a plan that holds change nothing but the decoding requests."""
+    if not plan.decode or plan.chunks or plan.moves is not NO_MOVES or plan.reorder is not None:
+        return False
+    return not server.cohort.groups  # a group may fork or drop sequences in every step
+
+
+def may_decode(server: Server, keep_free: int) -> bool:
+    """Whether the next decode of all requests has its blocks, and leaves this number of them free."""
+    free, cache = server.pool.free - keep_free, server.prefix_cache
+    if cache is not None and cache.evicts_missing:
+        free += server.pool.evictable
+    if server.cohort.blocks_needed() > free:
+        return False
+    return server.draft_cohort is None or _all_decode(server, server.draft_cohort)
+
+
+def _all_decode(server: Server, cohort: DraftCohort) -> bool:
+    """Whether all running requests decode all their drafts, or only await their end."""
+    others = len(server.running) - cohort.size
+    if others and server.foresees_ends and server.flight is not None:
+        for row in server.flight.verified:
+            request = row.request
+            if request.status == "running" and not request.decodes and cohort.awaits_end(request):
+                others -= 1
+    return not others
+
+
+def repeat_step(server: Server, plan: Plan, now: float) -> Step:
+    """Return one more step of a held plan: all decoding requests decode."""
+    flight, free, cache = server.flight, server.pool.free, server.prefix_cache
+    step = Step(plan, now, now if flight is None or flight.end < now else flight.end)
+    server.rules.repeat_plan(server)
+    start_decode(server, step)
+    if cache is not None:
+        cache.make_room_for(step.chunks, step.decode_rows, free - server.pool.free)
     return step
 
 

@@ -42,7 +42,7 @@ class Servers:
         try:
             loop.run()
         finally:  # also if it is stuck
-            self.now, self.idle_s = loop.now, loop.clock.idle_s
+            self.now, self.idle_s = loop.now, loop.idle_s
         return self.now
 
     def metrics(self) -> dict[str, Any]:

@@ -70,6 +70,7 @@ class ServerState:
         self.tokens_generated = 0  # over all requests
         self.flight: Optional[Step] = None  # the newest step in flight; Step.before is the one before it
         self.overlaps = False  # a step is decided before the last one has returned
+        self.foresees_ends = False  # see EngineRules
         self._admissions = 0
         self.record_moves = False  # whether steps list admitted and preempted requests, for observers
         self.may_fail = False  # whether a request with `fails_at_token` has arrived

@@ -10,7 +10,6 @@ from typing import Any, Final, Optional
 from servesim.core import Chunk, Plan, Request
 
 MAX_NEW_GAPS: Final = 4096  # token gaps that are not packed yet
-MIN_LINEAR: Final = 4  # fewer gaps are smaller one by one
 # Never changed: a list per field and step would take time.
 NO_REQUESTS: Final[list[Request]] = []
 NO_CHUNKS: Final[list[Chunk]] = []
@@ -36,8 +35,8 @@ class Step:
 
     __slots__ = (
         "admitted", "before", "chunks", "context", "copied_blocks", "decided", "decode_chunks", "decode_rows", "drafts",
-        "empty", "end", "ends", "fails", "first_end", "has_moves", "hold", "joined", "left", "longest", "paused",
-        "plan", "preempted", "requests", "rows", "sampled", "shared_copies", "start", "steps", "verified",
+        "empty", "end", "ends", "fails", "has_moves", "joined", "left", "longest", "paused",
+        "plan", "preempted", "requests", "rows", "sampled", "shared_copies", "start", "verified",
     )  # fmt: skip
 
     def __init__(self, plan: Plan, decided: float, start: float) -> None:
@@ -53,7 +52,6 @@ class Step:
         self.paused: Sequence[Request] = ()  # decoding requests that do not run in this step
         self.copied_blocks = 0  # to and from the host
         self.shared_copies = 0  # blocks that several sequences of a request held, copied before one writes into it
-        self.hold = 0  # further identical steps: all requests decode, and nothing else happens
         self.has_moves = False
         # For observers only: (request, its new slot), and (request, mode, its old slot).
         self.admitted: Sequence[tuple[Request, Optional[int]]] = ()
@@ -62,8 +60,6 @@ class Step:
         self.end = start  # when it returns
         self.before: Optional[Step] = None  # the step before it that is still in flight
         self.empty = 0  # decisions since then without a model call: they keep their places among the steps in flight
-        self.steps = 1  # equal decode steps, one after another, that it stands for; the first one ends at first_end
-        self.first_end = start
         self.rows = 0  # decode rows whose token will count
         self.joined = NO_REQUESTS  # rows that decode for the first time since they joined the cohort
         self.sampled = NO_REQUESTS  # requests whose prompt it completes
@@ -151,43 +147,28 @@ class Step:
 class TokenGaps:
     """Seconds between two tokens of a request (inter-token latencies), pooled over all requests.
 
-    A gap is stored once with the number of requests that saw it. The gaps of a long fast-forward are stored as
-    (fixed, slope, context, live, count). Gap k = 1 to count is fixed + slope * (context + k * live), seen by `live`
-    requests.
+    A gap is stored once with the number of requests that saw it.
     """
 
-    __slots__ = ("_counts", "_linear", "_new_counts", "_new_linear", "_new_seconds", "_seconds")
+    __slots__ = ("_counts", "_new_counts", "_new_seconds", "_seconds")
 
     def __init__(self) -> None:
         self._seconds = array("d")
         self._counts = array("i")
-        self._linear = array("d")
         self._new_seconds: list[float] = []  # a list is faster to append to, an array is smaller
         self._new_counts: list[int] = []
-        self._new_linear: list[float] = []
 
     @property
     def seconds(self) -> array[float]:
-        """The gaps that are not part of `linear`."""
+        """The gaps."""
         self._pack()
         return self._seconds
 
     @property
     def counts(self) -> array[int]:
-        """The number of requests that saw each gap of `seconds`."""
+        """The number of requests that saw each gap."""
         self._pack()
         return self._counts
-
-    @property
-    def linear(self) -> array[float]:
-        """The gaps of long fast-forwards, in groups of five numbers: fixed, slope, context, live, count."""
-        self._pack()
-        return self._linear
-
-    @property
-    def total(self) -> int:
-        """The number of gaps."""
-        return sum(self.counts) + int(sum(live * count for live, count in zip(self.linear[3::5], self.linear[4::5])))
 
     def add(self, seconds: float, count: int) -> None:
         """Add a gap that `count` requests saw."""
@@ -200,21 +181,8 @@ class TokenGaps:
         count = len(self._new_counts)  # `struct` converts several times faster than `array.extend`
         self._seconds.frombytes(struct.pack(f"{count}d", *self._new_seconds))
         self._counts.frombytes(struct.pack(f"{count}i", *self._new_counts))
-        self._linear.frombytes(struct.pack(f"{len(self._new_linear)}d", *self._new_linear))
         self._new_seconds.clear()
         self._new_counts.clear()
-        self._new_linear.clear()
-
-    def add_linear(self, fixed: float, slope: float, context: int, live: int, count: int) -> None:
-        """Add `count` gaps of a fast-forward of `live` requests."""
-        if count < MIN_LINEAR:
-            for _ in range(count):
-                context += live
-                self.add(fixed + slope * context, live)
-            return
-        self._new_linear.extend((fixed, slope, context, live, count))
-        if len(self._new_linear) >= MAX_NEW_GAPS:
-            self._pack()
 
 
 def readmitted_as_decode(request: Request) -> bool:

@@ -1,12 +1,40 @@
-"""Why an engine is stuck, for the error of a run that cannot go on."""
+"""When an engine is stuck, and why: the error of a run that cannot go on."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
+from servesim.core import Stuck
+
 from .server import Server
 
 BUILT_IN: Final = "servesim.policies."  # modules of policies that reproduce real engines
+
+
+class Progress:
+    """Whether the model calls of a server generate tokens."""
+
+    __slots__ = ("_last", "_most", "_server", "_tokens")
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._tokens = 0  # so far
+        self._last = 0  # the last call that generated one
+        self._most = 1000 + server.pool.total * server.pool.block_size  # calls without a token
+
+    def note_call(self, calls: int, now: float) -> None:
+        """Note the call with this number. Raise Stuck after too many calls without a token."""
+        tokens = self._server.tokens_generated
+        if tokens != self._tokens:
+            self._tokens, self._last = tokens, calls
+        elif calls - self._last > self._most:
+            reason = f"no token in the last {calls - self._last} model calls"
+            raise stuck(self._server, now, reason, "returned plans that generate none")
+
+
+def stuck(server: Server, now: float, reason: str, action: str) -> Stuck:
+    """Return the error of an engine that can never run again; `action` is what the policy did."""
+    return Stuck(reason, server.all_requests(), now, describe_cause(server, action))
 
 
 def describe_cause(server: Server, action: str) -> str:

@@ -5,9 +5,7 @@ the KV is copied or a time-out. The decode replica has a queue in front of its s
 blocks of its whole prompt first, then the copy starts, and when it has ended, the request joins the running ones. The
 rules of the engine say when (EngineRules.may_load, may_join), and whether the prefill waits for these blocks.
 
-Why it is exact. When a copy starts, its end is known: a link carries one copy after another. So the end is an arrival
-at both replicas, and fast-forward stops before it as before any other. No replica is ahead of another one that may
-start a copy or end a prefill (`Fleet`), so copies start in the order of their times.
+Replicas run in the order of their times (fleet.py). So copies start in this order; a link carries one after another.
 """
 
 from __future__ import annotations
@@ -39,16 +37,16 @@ class Transfers:
         self._attempts: dict[Any, int] = {}  # of requests that were sent again
         self._ports: dict[int, Port] = {}  # by number of the replica
         self._free_at: dict[tuple[int, int], float] = {}  # when a link has carried its copies
-        # set by the fleet: choose a replica (for a decode?) for a request of a client, send it to one, wake one,
-        # run its held steps
+        # set by the fleet: choose a replica (for a decode?) for a request of a client, send it to one, note that one
+        # has changed, and call a function at a time
         self.choose: Callable[[bool, Request, Request], int] = no_fleet
         self.deliver: Callable[[int, Request], object] = no_fleet
-        self.wake: Callable[[int], object] = no_fleet
-        self.catch_up: Callable[[int], object] = no_fleet
+        self.changed: Callable[[int], object] = no_fleet
+        self.call: Callable[[float, Callable[[Any], object], Any], object] = no_fleet
 
-    def make_port(self, number: int, server: Server, inbox: Inbox, prefills: bool) -> Port:
-        """Return the port of a replica, which may start again."""
-        port = self._ports[number] = Port(self, server, inbox, prefills)
+    def make_port(self, number: int, server: Server, inbox: Inbox, wake: Callable[[], object], prefills: bool) -> Port:
+        """Return the port of a replica, which may start again; `wake`: look into its inbox."""
+        port = self._ports[number] = Port(self, server, inbox, wake, prefills)
         return port
 
     def send(self, request: Request, now: float) -> None:
@@ -74,7 +72,6 @@ class Transfers:
             decode = self.choose(True, request, request)
             if decode < 0:
                 return
-            self.catch_up(decode)
             cached = self._ports[decode].cached_tokens(request)
             if not goes_apart(request.prompt, cached, settings.min_uncached_tokens):
                 self.deliver(decode, request)
@@ -116,7 +113,7 @@ class Transfers:
             del self.moves[move.request]
             self._ports[move.prefill].fail(move.request, now, *move.failure)
             if move.decode >= 0:
-                self.wake(move.decode)  # it may drain
+                self.changed(move.decode)  # it may drain
         return None
 
     def allocated(self, move: Move, now: float) -> None:
@@ -146,26 +143,33 @@ class Transfers:
         end = begin + seconds + settings.latency
         self.held_block_s += (end - move.ready) * move.copy.blocks
         self._free(move, end)
-        self.wake(move.prefill)
         self._arrive(move, end)
 
     def _arrive(self, move: Move, time: float) -> None:
+        """Let the KV arrive at a time, and not at the time that was known before."""
         move.arrives = time
-        self._ports[move.decode].inbox.send_again(move.request, time)
-        self.wake(move.decode)
+        self.call(time, self._show, (move, time, False))
 
     def _free(self, move: Move, time: float) -> None:
         """Free the blocks of a prefill at a time, and not at the time that was known before."""
-        inbox = self._ports[move.prefill].inbox
-        if move.free_at < math.inf:
-            inbox.take_out(move.copy)
         move.free_at = time
-        inbox.send_again(move.copy, time)
+        self.call(time, self._show, (move, time, True))
+
+    def _show(self, event: tuple[Move, float, bool]) -> None:
+        """Let a request whose KV has come, or whose blocks are freed, arrive once more at its replica."""
+        move, time, is_free = event
+        number, request, current = move.decode, move.request, self.moves.get(move.request)
+        if is_free:
+            number, request, current = move.prefill, move.copy, self.copies.get(move.copy)
+        if current is not move or time != (move.free_at if is_free else move.arrives):
+            return
+        self._ports[number].inbox.send_again(request, time)
+        self._ports[number].wake()
+        self.changed(number)
 
     def _latest(self, move: Move) -> float:
         """Return when a prefill replica frees blocks that no decode replica fetches: without a time-out at once."""
-        waits = self.settings.timeout is not None and not self.settings.loads_first
-        return move.ready + (self.settings.timeout or 0.0) if waits else move.ready
+        return move.ready + (0.0 if self.settings.loads_first else self.settings.timeout or 0.0)
 
     # Replicas that come and go
 
@@ -181,10 +185,6 @@ class Transfers:
         move = self.moves.get(request)
         return move is not None and move.arrives < math.inf
 
-    def copied_to(self, number: int) -> set[Request]:
-        """Return the requests whose KV arrives at a replica at a known time."""
-        return {move.request for move in self.moves.values() if move.decode == number and move.arrives < math.inf}
-
     def forget(self, request: Request, now: float) -> Optional[Move]:
         """Forget the copy of a request that is sent again, or is lost. Return what is known about it."""
         move = self.moves.pop(request, None)
@@ -195,7 +195,7 @@ class Transfers:
             self._ports[move.decode].drop(request)
         if move.copy in self.copies and now < move.arrives and move.ready < math.inf:
             self._free(move, max(now, self._latest(move)))
-        self.wake(move.prefill)
+        self.changed(move.prefill)
         return move
 
     def lose_prefills(self, number: int, now: float, notice: float) -> list[Move]:
@@ -210,7 +210,6 @@ class Transfers:
                 continue
             move.is_lost = True
             if move.arrives < math.inf:
-                self._ports[move.decode].inbox.take_out(move.request)
                 self._arrive(move, notice)
         return undone
 
@@ -222,15 +221,17 @@ def no_fleet(*_: object) -> Any:
 class Port:
     """The KV that leaves or enters one server."""
 
-    __slots__ = ("_arrived", "freed_at", "inbox", "queue", "server", "transfers")
+    __slots__ = ("_arrived", "inbox", "queue", "server", "transfers", "wake")
 
-    def __init__(self, transfers: Transfers, server: Server, inbox: Inbox, prefills: bool) -> None:
+    def __init__(
+        self, transfers: Transfers, server: Server, inbox: Inbox, wake: Callable[[], object], prefills: bool
+    ) -> None:
         self.transfers = transfers
         self.server = server
         self.inbox = inbox
+        self.wake = wake  # looks into the inbox
         self.queue: deque[Request] = deque()  # they wait for blocks; requests without a copy behind them wait, too
         self._arrived: deque[Move] = deque()  # their KV is there, and they wait for a slot
-        self.freed_at = 0.0  # when the blocks of a prefill were freed last
         if prefills:
             server.kept = {}
             server.foresees_ends = server.overlaps  # it never decodes
@@ -261,7 +262,6 @@ class Port:
             if move is not None and now >= move.free_at:
                 release_kept(server, request)
                 del transfers.copies[request]
-                self.freed_at = now
             return True
         move, inbox = transfers.moves.get(request), self.inbox
         if move is not None and move.arrives < math.inf:
@@ -339,7 +339,7 @@ class Port:
             request._written, request.first_token = 1, now
             server.tokens_generated += 1
             server.mark_finished(request, now, False)
-            self.inbox.end(request, now)
+            self.inbox.clients.ended(request, now)
             return
         self.inbox.expect_timeout(request)
 
@@ -362,8 +362,8 @@ class Port:
             self.fail(move.request, now, *move.failure)
             return
         if move.ready == math.inf:  # a prefill that does not start
-            self.inbox.end(move.copy, now)
-            self.transfers.wake(move.prefill)  # it may drain
+            self.inbox.clients.ended(move.copy, now)
+            self.transfers.changed(move.prefill)  # it may drain
         if settings.recompute:
             self._to_scheduler(move.request)
             return
@@ -397,4 +397,4 @@ class Port:
         """End a request that cannot run."""
         if request.status != "done":
             self.server.finish_unserved(request, now, outcome, reason)
-        self.inbox.end(request, now)
+        self.inbox.clients.ended(request, now)

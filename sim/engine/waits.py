@@ -4,9 +4,9 @@ How it works. After a plan is carried out, the reason is noted. It holds until a
 request waits, running requests may: for a slot if more run than a step has, for the budget if the prompt of one is not
 in the step. A request that a policy lets wait on purpose lacks nothing.
 
-Why it is exact. Fast-forward makes no decision while a plan holds. So a held plan keeps its reason: a new one needs
+Why it is exact. While a plan holds, nothing is decided. So a held plan keeps its reason: a new one needs
 another first request, a prompt in the step, or a request that moves or finishes. Seconds are added when the reason
-changes, so they are the same floats with and without fast-forward.
+changes, so they are the same floats if the policy is asked in every step.
 """
 
 from __future__ import annotations

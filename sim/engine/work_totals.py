@@ -1,6 +1,6 @@
 """What the model calls of a run computed: sums per kind of step, from which FLOPs and bytes follow.
 
-All counters are whole numbers, so the sums of a fast-forward are exact. The cohort counts the decodes of all steps, and
+All counters are whole numbers, so the sums are exact. The cohort counts the decodes of all steps, and
 `mixed` has those of steps that also run prompts; the difference is the decode steps. So a decode step, by far the most
 frequent one, costs two additions. Standard library only, Python 3.9.
 """

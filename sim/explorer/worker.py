@@ -78,7 +78,7 @@ def run_one(runs: RunContext, task: Task, job: int) -> Record:
 def details_of(run: Run, trace: Trace, watch: Watch) -> Record:
     """Return what the charts of a run show."""
     waits = has_field(trace.requests, "follows")
-    blocks = sum(pool.total for _, pool, _ in run.kv_uses)
+    blocks = sum(pool.total for _, pool in run.kv_uses)
     return {
         "requests": len(trace),
         "own_rate": None if waits or not trace.span > 0 else (len(trace) - 1) / trace.span,

@@ -17,7 +17,8 @@ from servesim.costs.profile import FRONT_END
 from servesim.engine.acceptance import Chances
 from servesim.engine.build import build_loop, build_server
 from servesim.engine.clocks import Clock
-from servesim.engine.loop import Loop, Observer
+from servesim.engine.loop import Loop
+from servesim.engine.notices import Observer
 from servesim.engine.rules import rules_of
 from servesim.engine.server import Server
 from servesim.engine.shape import Padding
@@ -80,7 +81,7 @@ def build_simulation(
     scenario: Scenario,
     requests: Iterable[Request],
     observers: Sequence[Observer],
-    fast_forward: bool,
+    hold: bool,
     profile: Profile,
     replica: int = 0,
 ) -> tuple[Loop, SimulatedClock]:
@@ -97,7 +98,7 @@ def build_simulation(
     clock = SimulatedClock(
         cost,
         Padding(config.prefill_buckets, scenario.decode_buckets(policy)),
-        fast_forward,
+        hold,
         cold_start_seconds(config, profile),
     )
     return build_scenario_loop(scenario, requests, clock, observers, profile.front_end, policy), clock

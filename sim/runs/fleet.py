@@ -11,11 +11,11 @@ from servesim.config.scenario import Scenario
 from servesim.core import BadInput, Request
 from servesim.costs.derived import ScaledCost
 from servesim.costs.profile import Profile
-from servesim.engine.autoscale import ScaledFleet
 from servesim.engine.fleet import Fleet
 from servesim.engine.kv_move import TransferSettings
 from servesim.engine.lock_step import LockStep, requests_by_rank
 from servesim.engine.loop import Loop
+from servesim.engine.presence import Presence
 from servesim.engine.replica import Replica
 from servesim.engine.router_view import RouterTexts
 from servesim.engine.simulated import SimulatedClock
@@ -29,7 +29,7 @@ TextOf = Callable[[Request], str]  # the prompt of a request
 
 
 def build_fleet(
-    scenario: Scenario, cluster: Cluster, requests: Iterable[Request], observers: Sequence[Any], fast_forward: bool,
+    scenario: Scenario, cluster: Cluster, requests: Iterable[Request], observers: Sequence[Any], hold: bool,
     profile: Profile, text_of: Optional[TextOf] = None,
 ) -> tuple[Fleet, list[SimulatedClock]]:  # fmt: skip
     """Return the replicas of a scenario behind their router, and their clocks; `text_of`: texts of real prompts."""
@@ -44,7 +44,7 @@ def build_fleet(
     def build(number: int) -> Loop:
         """Return a new loop of a replica."""
         server = servers[number]
-        loop, clock = build_simulation(server.scenario, [], observers, fast_forward, server.profile, number)
+        loop, clock = build_simulation(server.scenario, [], observers, hold, server.profile, number)
         loop.server.name = names[number] if names else ""
         clocks.append(clock)
         return loop
@@ -56,11 +56,10 @@ def build_fleet(
     if cluster.is_apart:
         transfers = build_transfers(pools, cluster, replicas)
         decode = cluster.make_decode_router(), cluster.decodes
-    if changes is None:
-        return Fleet(replicas, router, requests, texts, seed, staleness, transfers, decode), clocks
-    fleet = ScaledFleet(
-        replicas, router, list(requests), texts, seed, staleness, build, ScaledCost, changes, transfers, decode
-    )
+    fleet = Fleet(replicas, router, requests, texts, seed, staleness, transfers, decode)
+    if changes is not None:
+        assert isinstance(requests, Sequence)  # see `needs_all`
+        Presence(fleet, changes, build, ScaledCost, requests)
     return fleet, clocks
 
 
@@ -78,6 +77,7 @@ def build_ranks(
     staleness = router.report_interval if cluster.staleness is None else cluster.staleness
     replicas = [Replica(each) for each in (loop, *others)]
     fleet = LockStep(replicas, router, requests, RouterTexts(text_of), scenario.seed, staleness)
+    fleet.routes = scenario.cluster is not None
     for number, (replica, own, name) in enumerate(zip(replicas, by_rank, cluster.names)):
         replica.server.name, replica.sent = name, len(own)
         fleet.replica_of.update(dict.fromkeys([request.id for request in own], number))
@@ -101,5 +101,5 @@ def build_transfers(servers: Sequence[PoolServer], cluster: Cluster, replicas: S
     transfers = Transfers(settings)
     for number, replica in enumerate(replicas):
         loop = replica.loop
-        loop.port = transfers.make_port(number, loop.server, loop.inbox, number not in decodes)
+        loop.arrivals.port = transfers.make_port(number, loop.server, loop.inbox, loop.wake, number not in decodes)
     return transfers

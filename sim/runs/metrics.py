@@ -71,10 +71,10 @@ def pooled_stats(gaps: TokenGaps, percentiles: Sequence[float] = PERCENTILES) ->
 
     A long run has millions of gaps, so arrays are created late, dropped early and changed in place.
     """
-    seconds = gap_seconds(gaps)
+    seconds = np.array(gaps.seconds)
     if not len(seconds):
         return {}
-    counts = gap_counts(gaps)
+    counts = np.asarray(gaps.counts, dtype=np.int32)
     count = int(counts.sum())
     positions = [(count - 1) * q / 100 for q in percentiles]
     low, high = [math.floor(position) for position in positions], [math.ceil(position) for position in positions]
@@ -90,8 +90,8 @@ def pooled_stats(gaps: TokenGaps, percentiles: Sequence[float] = PERCENTILES) ->
 def weighted_sum(values: Array, counts: Counts) -> float:
     """Return the sum of counts * values of at least 0, with the same bits for every order of them.
 
-    With and without fast-forward, gaps have different orders. So values are added as whole numbers, which is exact:
-    first in units so small that the sum of a part just fits into 64 bits, then the rest in 2**30 times smaller units.
+    Values are added as whole numbers, which is exact: first in units so small that the sum of a part just fits into
+    64 bits, then the rest in 2**30 times smaller units.
     """
     exponent = min(62 - math.frexp(float(values.max()) * int(counts.max()) * PART)[1], 1000)
     total = 0
@@ -127,35 +127,6 @@ def weighted_order_statistics(values: Array, counts: Counts, indices: npt.NDArra
     places = np.searchsorted(np.cumsum(counts[order]), indices - skipped[chosen], side="right")
     result: Array = values[order[places]]
     return result
-
-
-def gap_seconds(gaps: TokenGaps) -> Array:
-    """Return all gaps, with the linear sequences expanded."""
-    fixed, slope, context, live, steps = linear_gaps(gaps)
-    each = steps.astype(np.int64)
-    single, total = len(gaps.seconds), int(each.sum())
-    result = np.empty(single + total)
-    result[:single] = gaps.seconds
-    linear = result[single:]
-    linear[:] = np.arange(1, total + 1)
-    linear -= np.repeat(np.cumsum(each) - each, each)  # now 1, 2, 3... in every sequence
-    linear *= np.repeat(live, each)
-    linear += np.repeat(context, each)
-    linear *= np.repeat(slope, each)
-    linear += np.repeat(fixed, each)
-    return result
-
-
-def gap_counts(gaps: TokenGaps) -> Counts:
-    """Return how many requests saw each gap of `gap_seconds`."""
-    _, _, _, live, steps = linear_gaps(gaps)
-    linear = np.repeat(live.astype(np.int32), steps.astype(np.int64))
-    return np.concatenate([np.asarray(gaps.counts, dtype=np.int32), linear])
-
-
-def linear_gaps(gaps: TokenGaps) -> Array:
-    """Return the linear sequences as five rows: fixed, slope, context, live, count."""
-    return np.array(gaps.linear, dtype=np.float64).reshape(-1, 5).T
 
 
 class Metrics:

@@ -17,7 +17,7 @@ from typing import Any, Optional, Union, overload
 import numpy as np
 import numpy.typing as npt
 from servesim.core import ClientRequest, Request
-from servesim.engine.inbox import PART
+from servesim.engine.clients import PART
 from servesim.engine.rules import EngineRules
 from servesim.engine.server import Server
 from servesim.traces.trace import RequestTable, values_of

@@ -17,7 +17,8 @@ from servesim.engine.drafts import Drafts, draft_metrics
 from servesim.engine.fleet import Fleet
 from servesim.engine.kv_cache import KvCache
 from servesim.engine.kv_use import KvUse, kv_metrics
-from servesim.engine.loop import Loop, Observer
+from servesim.engine.loop import Loop
+from servesim.engine.notices import Observer
 from servesim.engine.rules import rules_of
 from servesim.engine.server import Server
 from servesim.engine.several import Servers
@@ -61,7 +62,7 @@ class Run:
     work: Mapping[str, KindTotals] = field(default_factory=dict)  # what the model calls computed, by kind of step
     notes: Sequence[Note] = ()  # see run_warnings.py
     fleet: Mapping[str, Any] = field(default_factory=dict)  # of a fleet whose replicas come and go
-    kv_uses: Sequence[tuple[KvUse, BlockPool, int]] = ()  # of each server with KV blocks, and its model calls
+    kv_uses: Sequence[tuple[KvUse, BlockPool]] = ()  # of each server with KV blocks
     cache: Optional[KvCache] = None  # with the counts of all servers; None: that of the server
     drafts: Sequence[Drafts] = ()  # of each server with speculative decoding
     servers: int = 1
@@ -206,13 +207,14 @@ def simulate(
     scenario: Scenario,
     trace: Optional[Trace] = None,
     observers: Sequence[Observer] = (),
-    fast_forward: bool = True,
+    hold: bool = True,
     profile: Optional[Profile] = None,
     text_of: Optional[TextOf] = None,
 ) -> Run:
     """Run a scenario. If the engine gets stuck, the run ends and `Run.stuck` has the reason.
 
-    `text_of` gives the prompts of real clients to the router of a cluster.
+    `hold`: whether plans that hold are repeated without a call of the policy, which changes no result. `text_of` gives
+    the prompts of real clients to the router of a cluster.
     """
     profile = load_profile(scenario.profile) if profile is None else profile
     trace = load_trace(scenario) if trace is None else trace
@@ -225,9 +227,9 @@ def simulate(
     if scenario.cluster is not None and has_field(trace.requests, "sampling"):
         raise BadInput("cluster: expected requests with one answer, the trace has some with several (n)")
     if scenario.fleet is not None:
-        servers, clocks = build_fleet(scenario, scenario.fleet, ran, observers, fast_forward, profile, text_of)
+        servers, clocks = build_fleet(scenario, scenario.fleet, ran, observers, hold, profile, text_of)
     else:
-        servers, clock = build_simulation(scenario, ran, observers, fast_forward, profile)
+        servers, clock = build_simulation(scenario, ran, observers, hold, profile)
         clocks = [clock]
     return run_loop(servers, clocks, scenario, profile, requests)
 
@@ -274,12 +276,7 @@ def run_loop(
     table.finish()
     if table.change is not None:
         raise changed_request(type(policy), *table.change[1:])
-    run = finished_run(servers, clocks, scenario, profile, table, stuck)
-    for each in servers.loops:
-        each.fast_forward = None  # without this cycle, the requests of the run are freed with it
-    for clock in clocks:
-        clock.fast_forward = None
-    return run
+    return finished_run(servers, clocks, scenario, profile, table, stuck)
 
 
 def changed_request(kind: type[Policy], request: Request, name: str) -> PolicyError:
@@ -311,7 +308,7 @@ def finished_run(
         scenario, profile, requests, measures, servers.server, servers.calls, servers.now - servers.idle_s,
         servers.now, sum(tokens for tokens, _ in padding), sum(rows for _, rows in padding), outside,
         distance, reached_sizes(scenario, clocks), stuck, work=servers.add_totals(),
-        kv_uses=[(s.kv_use, s.pool, each.calls) for each in loops if (s := each.server).policy.uses_block_pool],
+        kv_uses=[(s.kv_use, s.pool) for each in loops if (s := each.server).policy.uses_block_pool],
         cache=servers.caches[0] if servers.caches else None, servers=servers.size, replicas=replicas,
         fleet=servers.metrics(), seconds_there=servers.seconds_there(),
         drafts=[d for each in loops if (d := each.server.drafts) is not None],

@@ -23,7 +23,7 @@ from servesim.config.scenario import Scenario, scenario_from
 from servesim.config.user_code import code_access, describe_error, error_text, use_access
 from servesim.core import BadInput, PolicyError
 from servesim.costs.device_profile import Profile, load_profile
-from servesim.engine.loop import Observer
+from servesim.engine.notices import Observer
 from servesim.runs.intervals import Draw
 from servesim.runs.metric_table import METRICS, percentile_metrics
 from servesim.runs.prices import costs_per_million

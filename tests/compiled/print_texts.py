@@ -39,7 +39,7 @@ def commands() -> list[tuple[str, ...]]:
     return [
         ("policies", "list"),
         *(("policies", "show", name) for name in (*POLICIES, *presets(), *users)),
-        *((*RUN, "--policy", name, *more) for name in users for more in ((), ("--no-fast-forward",))),
+        *((*RUN, "--policy", name) for name in users),
         *((*RUN, "--policy", "vllm-v1", "--set", setting) for setting in (*SETTINGS, *BAD_SETTINGS)),
     ]
 

@@ -4,7 +4,7 @@ digest, and its outcomes.
     python -m tests.compiled.run_scenarios FOLDER [NAME...]
 
 The digest is of all files that the run writes into FOLDER/NAME. With names, only these scenarios run and the files
-stay. Every scenario runs with and without fast-forward; `fault` in a line says what then differs, or does not add up.
+stay. Every scenario runs with and without observers; `fault` in a line says what then differs, or does not add up.
 Tests run this in compiled and in plain Python and compare the lines.
 """
 

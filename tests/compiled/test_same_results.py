@@ -1,6 +1,6 @@
 """Compiled and plain Python write the same bytes and print the same texts: runs, help and one-line errors.
 
-In each run, fast-forward changes nothing, and the states of every request add up.
+In each run, observers change nothing, and the states of every request add up.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class OtherBase(LinearCost):
 
 
 @pytest.mark.parametrize("make", [SlowStart, OtherBase])
-def test_a_cost_model_in_python_gives_the_same_times_with_and_without_fast_forward(make: Callable[[], Any]) -> None:
+def test_a_cost_model_in_python_gives_the_same_times_with_and_without_hold(make: Callable[[], Any]) -> None:
     requests = draw_requests(2)
     runs = [simulated(FillBatch(), ContractWorld(requests, cost=make()), forward) for forward in (True, False)]
     assert runs[0].times() == runs[1].times() and runs[0].stuck is None

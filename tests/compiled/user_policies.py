@@ -103,8 +103,8 @@ class OwnState(FillBatch):
     def initial_state(self) -> Any:
         return 0
 
-    def advance_state(self, state: Any, steps: int) -> Any:
-        return state + steps
+    def held_state(self, state: Any, now: float) -> Any:
+        return state + 1
 
     def decide(self, view: View) -> Plan:
         plan = super().decide(view)

@@ -136,19 +136,19 @@ SCENARIO = {
 
 
 @pytest.mark.parametrize("bad", [-0.1, float("nan")])
-@pytest.mark.parametrize("fast_forward", [True, False])
+@pytest.mark.parametrize("hold", [True, False])
 @pytest.mark.parametrize(
     "make",
     [
         lambda bad: UserCost("prefill", bad),
         lambda bad: UserCost("decode", bad),
-        lambda bad: UserCost("decode", bad, context=25),  # inside the first steps of fast-forward
-        lambda bad: UserCost("decode", bad, context=60),  # inside a long segment of fast-forward
+        lambda bad: UserCost("decode", bad, context=25),
+        lambda bad: UserCost("decode", bad, context=60),
     ],
 )
-def test_a_user_cost_model_with_an_invalid_time_is_named(make: Any, fast_forward: bool, bad: float) -> None:
+def test_a_user_cost_model_with_an_invalid_time_is_named(make: Any, hold: bool, bad: float) -> None:
     with pytest.raises(BadInput, match="cost model UserCost: expected a step time of at least 0 s and finite, got "):
-        simulate(scenario_from(SCENARIO), fast_forward=fast_forward, profile=Profile("mine", make(bad)))
+        simulate(scenario_from(SCENARIO), hold=hold, profile=Profile("mine", make(bad)))
 
 
 @pytest.mark.parametrize("bad", [-0.1, float("nan")])

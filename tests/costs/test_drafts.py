@@ -134,7 +134,7 @@ def test_a_step_with_drafts_costs_about_as_chunks_of_as_many_tokens(name: str) -
 
 
 @pytest.mark.parametrize("cost", MODELS, ids=lambda cost: type(cost).__name__)
-def test_fast_forward_and_single_steps_have_the_same_times(cost: StepCost) -> None:
+def test_hold_and_single_steps_have_the_same_times(cost: StepCost) -> None:
     """The first takes them from `verify`, the second from the shape; also when the numbers of a step are known."""
     draw = random.Random(7)
     for _ in range(200):

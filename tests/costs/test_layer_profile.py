@@ -187,7 +187,7 @@ def test_the_profile_is_read_back_and_simulates(folder: Path) -> None:
         "policy": {"name": "vllm-v1"},
         "profile": str(folder.parent / "out0.002"),
     }
-    fast, slow = (simulate(scenario_from(tree), fast_forward=flag) for flag in (True, False))
+    fast, slow = (simulate(scenario_from(tree), hold=flag) for flag in (True, False))
     assert [r.finish for r in fast.requests] == [r.finish for r in slow.requests]
 
 

@@ -102,14 +102,11 @@ def test_it_can_be_written_and_read_back(cost: PartsCost) -> None:
 
 
 @pytest.mark.parametrize("cost", VARIANTS, ids=range(len(VARIANTS)))
-def test_fast_forward_gives_identical_times(cost: PartsCost) -> None:
+def test_hold_gives_identical_times(cost: PartsCost) -> None:
     workload = {"requests": 30, "arrivals": {"kind": "poisson", "rate": 20},
                 "lengths": {"kind": "fixed", "prompt": 40, "output": 50}}  # fmt: skip
     scenario = scenario_from({"workload": workload, "policy": {"name": "vllm-v1"}, "engine": {"num_blocks": 2000}})
-    spans = [
-        simulate(scenario, fast_forward=fast_forward, profile=Profile("parts", cost)).measures.makespan
-        for fast_forward in (True, False)
-    ]
+    spans = [simulate(scenario, hold=hold, profile=Profile("parts", cost)).measures.makespan for hold in (True, False)]
     assert spans[0] == spans[1]
 
 

@@ -62,9 +62,9 @@ def test_a_step_never_takes_less_than_nothing() -> None:
     assert SampledCost(LINEAR, SamplingTerm(-1e-3, 0.0)).linear_in_context(4, 4) is not None
 
 
-def test_fast_forward_gives_the_same_run_bit_by_bit() -> None:
+def test_hold_gives_the_same_run_bit_by_bit() -> None:
     for cost in (LINEAR, CURVED):
-        runs = [simulate(scenario("host"), fast_forward=fast, profile=profile(cost=cost)) for fast in (True, False)]
+        runs = [simulate(scenario("host"), hold=fast, profile=profile(cost=cost)) for fast in (True, False)]
         times = [[(r.first_token, r.last_token, r.finish) for r in run.requests] for run in runs]
         assert times[0] == times[1]
 

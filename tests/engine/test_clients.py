@@ -20,10 +20,10 @@ from ..run_checks import different_keys, wrong_states
 STEP = 0.01
 
 
-def serve(requests: list[Request], policy: dict[str, Any], fast_forward: bool = True, **engine: Any) -> Run:
+def serve(requests: list[Request], policy: dict[str, Any], hold: bool = True, **engine: Any) -> Run:
     scenario = scenario_from({"policy": policy, "engine": {"num_blocks": 400, "block_size": 16, **engine}})
     profile = Profile("steps", LinearCost(base=STEP, prefill_token=1e-5))
-    return simulate(scenario, Trace(requests, "test", "synth"), fast_forward=fast_forward, profile=profile)
+    return simulate(scenario, Trace(requests, "test", "synth"), hold=hold, profile=profile)
 
 
 def closed_loop(users: int, rounds: int) -> list[Request]:
@@ -127,7 +127,7 @@ def test_llm_serving_completes_the_requests_of_lost_clients() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-def test_time_outs_are_equal_with_and_without_fast_forward(name: str) -> None:
+def test_time_outs_are_equal_with_and_without_hold(name: str) -> None:
     block_size = 1 if name in ("lightllm", "sglang") else 16
     for timeout in (0.21, 0.6):
         for requests in (overload(40), closed_loop(6, 6)):

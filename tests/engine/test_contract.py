@@ -1,4 +1,4 @@
-"""Every policy follows the contract, for random requests and settings: fast-forward, conservation, both clocks."""
+"""Every policy follows the contract, for random requests and settings: held plans, conservation, both clocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from servesim.policies import POLICIES
 from servesim.testing import (
     ContractWorld,
     check_conservation,
-    check_fast_forward,
+    check_held_plans,
     check_hold,
     check_live_matches_simulated,
     check_policy,
@@ -51,8 +51,7 @@ def worlds(draw: st.DrawFn) -> ContractWorld:
 
 
 CHECKS = {
-    check.__name__: check
-    for check in (check_fast_forward, check_hold, check_conservation, check_live_matches_simulated)
+    check.__name__: check for check in (check_held_plans, check_hold, check_conservation, check_live_matches_simulated)
 }
 
 

@@ -110,10 +110,10 @@ def test_every_request_ends_and_no_block_is_held(
 
 
 def both(policy: dict[str, Any], cluster: dict[str, Any], engine: dict[str, Any], trace: Trace) -> Run:
-    """Run with and without fast-forward. Return the first one; both must be equal."""
+    """Run with and without held plans. Return the first one; both must be equal."""
     settings = tree(policy, cluster)
     scenario = scenario_from({**settings, "engine": {**settings["engine"], **engine}})
-    fast, slow = (simulate(scenario, trace, fast_forward=on) for on in (True, False))
+    fast, slow = (simulate(scenario, trace, hold=on) for on in (True, False))
     assert times(fast) == times(slow)
     assert fast.fleet == slow.fleet
     assert set(different_keys(fast, slow)) <= {"replicas"}
@@ -154,7 +154,7 @@ def check_sums(run: Run) -> None:
         )]]
     ),
 )  # fmt: skip
-def test_fast_forward_changes_no_time(
+def test_hold_changes_no_time(
     cluster: dict[str, Any], policy: dict[str, Any], seed: int, follow: float, engine: dict[str, Any]
 ) -> None:
     check_sums(both(policy, cluster, engine, make_trace(seed, 50, 30.0, follow)))
@@ -179,7 +179,7 @@ def test_ends_of_steps_that_a_report_runs_release_their_followers() -> None:
     for router in ("llm-d", "dynamo-kv"):
         scenario = scenario_from(tree(policy, {"router": router, "autoscale": only}))
         for on in (True, False):
-            assert times(simulate(scenario, trace, fast_forward=on)) == times(alone)
+            assert times(simulate(scenario, trace, hold=on)) == times(alone)
 
 
 def run(cluster: dict[str, Any], requests: list[ClientRequest]) -> Run:
@@ -356,7 +356,7 @@ def test_blocks_of_a_decode_replica_that_crashed_stay_on_the_prefill_side_until_
     # Its own blocks are free after another time-out, when no answer is left.
     fleet, _ = build_fleet(done.scenario, done.scenario.fleet, copy_requests(requests), [], True, done.profile)
     fleet.run()
-    assert fleet.loops[0].port.freed_at == pytest.approx(0.5 if timeout is None else 2 * 4.0, abs=0.1)
+    assert fleet.replicas[0].loop.now == pytest.approx(0.5 if timeout is None else 2 * 4.0, abs=0.1)
     assert not fleet.loops[0].server.kept
 
 

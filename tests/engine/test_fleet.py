@@ -113,7 +113,7 @@ def test_other_replicas_get_the_next_request_of_a_client_that_gives_up_in_time(p
         settings = tree(policy, {"replicas": 3})
         settings["engine"]["client_timeout"] = 0.5
         trace = make_trace(seed, 60, 60.0, follow=0.6)
-        fast, slow = (simulate(scenario_from(settings), trace, fast_forward=on) for on in (True, False))
+        fast, slow = (simulate(scenario_from(settings), trace, hold=on) for on in (True, False))
         assert times(fast) == times(slow)
         assert fast.replicas is not None
         sent = [
@@ -189,11 +189,11 @@ def test_the_requests_of_each_replica_in_a_separate_run_have_the_same_times(rout
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: "-".join(map(str, policy.values())))
 @pytest.mark.parametrize("follow", [0.0, 0.4], ids=["open", "followers"])
-def test_fast_forward_changes_no_time(policy: dict[str, Any], follow: float) -> None:
+def test_hold_changes_no_time(policy: dict[str, Any], follow: float) -> None:
     for router in ("round-robin", *LEARNING):
         scenario = scenario_from(tree(policy, {"replicas": 4, "router": router}))
         trace = make_trace(4, 70, 80.0, follow)
-        fast, slow = (simulate(scenario, trace, fast_forward=fast_forward) for fast_forward in (True, False))
+        fast, slow = (simulate(scenario, trace, hold=hold) for hold in (True, False))
         assert times(fast) == times(slow), router
         assert fast.calls == slow.calls
 
@@ -205,7 +205,7 @@ def test_the_router_hears_of_ends_at_their_time(front_end: dict[str, Any]) -> No
         scenario = tree(policy, {"replicas": 3, "router": "least-requests"})
         scenario["engine"] = {"num_blocks": 60, "block_size": 16, "front_end": front_end}
         trace = make_trace(6, 120, 40.0)
-        fast, slow = (simulate(scenario_from(scenario), trace, fast_forward=fast) for fast in (True, False))
+        fast, slow = (simulate(scenario_from(scenario), trace, hold=fast) for fast in (True, False))
         assert times(fast) == times(slow), policy
 
 
@@ -249,3 +249,30 @@ def test_a_replica_that_is_stuck_ends_the_run_with_the_reason() -> None:
         for each in (scenario, {**scenario, "cluster": {"replicas": 2, "router": "least-requests"}})
     )
     assert run.stuck is not None and str(run.stuck) == str(alone.stuck)
+
+
+def test_the_end_on_a_rank_that_waits_for_others_brings_the_next_request_before_a_later_one() -> None:
+    """Rank 1 answers while rank 0 goes on. Its client sees the end at once, as no call of its own blocks the stream."""
+    settings = tree({"name": "vllm-v1", "async_scheduling": False}, {"router": "round-robin"})
+    settings["engine"] |= {"data_parallel_size": 2, "front_end": {"end_lag": True}}
+    requests = [
+        ClientRequest("long", 0.0, 16, 8), ClientRequest("short", 0.0, 16, 2),
+        ClientRequest("next", 0.0, 16, 2, follows="short", think_time=0.0), ClientRequest("later", 0.039, 16, 2),
+    ]  # fmt: skip
+    run = simulate(scenario_from({**settings, "profile": {"decode_step": 0.015, "prefill": 0.015}}),
+                   Trace(requests, "test", "synth"))  # fmt: skip
+    assert run.replicas is not None
+    sent = {request.id: request.sent for request in run.requests}
+    assert 0.03 < sent["next"] < sent["later"] < 0.045
+    assert [run.replicas.name_of(name) for name in ("next", "later")] == ["replica/0", "replica/1"]
+
+
+def test_a_replica_that_is_stuck_is_named_although_requests_follow_its_own() -> None:
+    requests = [
+        ClientRequest("small", 0.0, 16, 2), ClientRequest("large", 0.0, 2000, 2),
+        ClientRequest("next", 0.0, 16, 2, follows="large"),
+    ]  # fmt: skip
+    settings = tree({"name": "orca"}, {"router": "round-robin", "replicas": 2})
+    settings["engine"]["reject_oversized"] = "never"
+    run = simulate(scenario_from(settings), Trace(requests, "test", "synth"))
+    assert run.stuck is not None and "request large needs" in str(run.stuck)

@@ -17,13 +17,14 @@ from servesim.policies.vllm_v1.rules import VLLMRules
 from servesim.testing import (
     ContractWorld,
     check_conservation,
-    check_fast_forward,
+    check_held_plans,
     check_hold,
     check_live_matches_simulated,
     draw_requests,
 )
 
 from ..policies.recordings import PlayedRun, Recording, play
+from ..scenarios import run_steps
 
 TICK = {"c0": 1, "per_prefill_token": 0, "per_decode_seq": 0, "per_swap_block": 0}
 
@@ -71,10 +72,9 @@ def test_a_request_that_waits_for_its_last_token_counts_for_max_num_seqs() -> No
 def test_an_aborted_request_loses_its_token_in_flight() -> None:
     requests = [Request("a", 0.0, 4, 9), Request("b", 0.0, 4, 9)]
     server = Server(VLLMV1(), 50, 4)
-    clock = SimulatedClock(LinearCost(base=1.0), allow_fast_forward=False)
+    clock = SimulatedClock(LinearCost(base=1.0), hold=False)
     loop = Loop(server, Inbox(requests), clock, check=True)
-    for _ in range(4):
-        loop.step()
+    run_steps(loop, 4)
     assert (requests[0].written, requests[0].in_flight) == (4, 1)
     loop.abort(requests[0], loop.now, "the client disconnected")
     loop.run()
@@ -99,7 +99,7 @@ class Overlapped(VLLMV1):
         return rules
 
 
-@pytest.mark.parametrize("check", [check_fast_forward, check_hold, check_conservation, check_live_matches_simulated])
+@pytest.mark.parametrize("check", [check_held_plans, check_hold, check_conservation, check_live_matches_simulated])
 @pytest.mark.parametrize(("foresees", "drops"), [(False, True), (False, False), (True, True)])
 def test_an_engine_with_other_rules_follows_the_contract(check: Any, foresees: bool, drops: bool) -> None:
     for seed in range(6):

@@ -1,4 +1,4 @@
-"""Use of the KV cache against a count of all requests in every step, with and without fast-forward."""
+"""Use of the KV cache against a count of all requests in every step, with and without held plans."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_no_rank_goes_on_after_one_is_stuck() -> None:
     policy = make_policy({"name": "vllm-ascend-profiling-chunk", **fields})
     world = ContractWorld([Request(0, 0.0, 11, 3)], 10, 1, 0, 40, rejects=None)
     alone, log = Recorder(), Recorder()
-    expected = simulated(policy, world, fast_forward=False, observer=alone)
+    expected = simulated(policy, world, hold=False, observer=alone)
     (got,) = in_lock_step(policy, world, 3, 1, log)
     assert expected.stuck is not None and got.stuck == expected.stuck
     assert len(log.steps) == len(alone.steps)
@@ -66,7 +66,7 @@ def test_ranks_without_requests_change_nothing(name: str, data: st.DataObject) -
     policy, world = draw_policy(name, data), data.draw(worlds())
     assume(getattr(policy, "pipeline_parallel_size", 1) == 1)  # a scenario with ranks has one stage
     alone, log = Recorder(), Recorder()
-    expected = simulated(policy, world, fast_forward=False, observer=alone)
+    expected = simulated(policy, world, hold=False, observer=alone)
     (got,) = in_lock_step(policy, world, 3, 1, log)
     assert log.steps == alone.steps
     assert (got.times(), got.stuck, got.calls) == (expected.times(), expected.stuck, expected.calls)

@@ -44,7 +44,7 @@ class LongestChecker:
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-def test_every_policy_gives_the_same_times_with_and_without_fast_forward(name: str) -> None:
+def test_every_policy_gives_the_same_times_with_and_without_hold(name: str) -> None:
     compared = 0
     for number in range(2000, 2006):
         case = server_case(number, name)

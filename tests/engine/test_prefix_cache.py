@@ -22,6 +22,7 @@ from servesim.testing import ContractProbe
 
 from ..conftest import seeds
 from ..policies.recordings import StepLog, load, recording_names
+from ..scenarios import run_steps
 from .prefix_cache_reference import Job, Reference, tokens_of
 
 COST = {"c0": 7, "per_prefill_token": 1, "per_decode_seq": 2, "per_copied_block": 3}
@@ -127,7 +128,7 @@ class World:
             async_scheduling=knobs["async_scheduling"], enable_prefix_caching=knobs["enable_prefix_caching"],
         )  # fmt: skip
 
-    def simulate(self, log: CacheLog, probe: bool = False, fast_forward: bool = False) -> tuple[Server, list[Request]]:
+    def simulate(self, log: CacheLog, probe: bool = False, hold: bool = False) -> tuple[Server, list[Request]]:
         """Run the requests; `probe` calls the policy twice per step."""
         requests = [
             Request(
@@ -142,9 +143,9 @@ class World:
             host_cache_blocks=self.host_blocks,
         )  # fmt: skip
         cost = LinearCost(base=7, prefill_token=1, decode_live=2, swap_block=3)
-        observers = () if fast_forward else (log,)
+        observers = () if hold else (log,)
         server.rules.empty_step = 1.0
-        check = log.counts_hashes and not fast_forward
+        check = log.counts_hashes and not hold
         Loop(server, Inbox(requests), SimulatedClock(cost), observers, check).run()
         return server, requests
 
@@ -250,8 +251,8 @@ def check(seed: int) -> None:
     compare_run(f"seed {seed}, held", world, reference, CacheLog(reference.names, False), False, True)
 
 
-def compare_run(where: str, world: World, reference: Reference, log: CacheLog, probe: bool, fast_forward: bool) -> None:
-    server, requests = world.simulate(log, probe, fast_forward)
+def compare_run(where: str, world: World, reference: Reference, log: CacheLog, probe: bool, hold: bool) -> None:
+    server, requests = world.simulate(log, probe, hold)
     cache = server.prefix_cache
     keys = (*COMPARED, "hashes", "evictions") if cache is not None and log.counts_hashes else COMPARED
     for index, (expected, actual) in enumerate(zip(reference.rows, log.rows)):
@@ -260,7 +261,7 @@ def compare_run(where: str, world: World, reference: Reference, log: CacheLog, p
         assert [id for id, _ in actual["preempted"]] == expected["preempted"], f"{where}, step {index}"
         if "free" in actual:
             assert_equal_lists(actual["free"], expected["free"], f"{where}, step {index}")
-    assert fast_forward or len(log.rows) == len(reference.rows), where
+    assert hold or len(log.rows) == len(reference.rows), where
     if cache is not None:
         assert_equal_lists(free_list(cache, reference.names), [block.hash for block in reference.free], where)
         assert cache.stats.evicted_blocks == reference.evictions, where
@@ -307,9 +308,9 @@ def check_equal_texts(seed: int, async_scheduling: bool) -> None:
     world = EqualTexts(seed, async_scheduling)
     reference = world.reference()
     if reference.error is None:
-        for fast_forward in (False, True):
+        for hold in (False, True):
             log = CacheLog(reference.names, counts_hashes=False)
-            compare_run(f"equal texts, seed {seed}", world, reference, log, False, fast_forward)
+            compare_run(f"equal texts, seed {seed}", world, reference, log, False, hold)
 
 
 RARE = (408, 793, 939, 1279, 1462, 1512, 1708)  # they have an order of equal blocks that few others have
@@ -382,11 +383,8 @@ def test_an_aborted_request_leaves_its_full_blocks_in_the_cache() -> None:
     content = content_of_pieces([("a", 10)])
     first, second = Request(0, 0.0, 10, 50, content=content), Request(1, 99.0, 10, 2, content=content)
     server = Server(VLLMV1(), 20, 4)
-    loop = Loop(
-        server, Inbox([first, second]), SimulatedClock(LinearCost(base=1.0), allow_fast_forward=False), check=True
-    )
-    for _ in range(3):
-        loop.step()
+    loop = Loop(server, Inbox([first, second]), SimulatedClock(LinearCost(base=1.0), hold=False), check=True)
+    run_steps(loop, 3)
     loop.abort(first, loop.now, "the client disconnected")
     server.check()
     assert (first.outcome, server.pool.free) == ("aborted", 20)

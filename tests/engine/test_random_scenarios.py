@@ -1,4 +1,4 @@
-"""Random scenarios of every policy: every metric and every time is the same with and without fast-forward."""
+"""Random scenarios of every policy: every metric and every time is the same with and without held plans."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ..random_scenarios import Case, random_case
 from ..run_checks import faults_of
 
 
-def run_case(case: Case, fast_forward: bool) -> Run | str:
+def run_case(case: Case, hold: bool) -> Run | str:
     """Return a run; a text if the server is too small for the policy."""
     try:
-        return simulate(scenario_from(case.tree), case.trace, (), fast_forward, case.profile)
+        return simulate(scenario_from(case.tree), case.trace, (), hold, case.profile)
     except (BadInput, AssertionError) as error:
         return str(error)
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-def test_random_scenarios_are_equal_with_and_without_fast_forward_and_their_states_add_up(name: str) -> None:
+def test_random_scenarios_are_equal_with_and_without_hold_and_their_states_add_up(name: str) -> None:
     for number in range(1000, 1010):
         case = random_case(number, name)
         run, single = run_case(case, True), run_case(case, False)
@@ -43,9 +43,9 @@ SGLANG = {
 }
 
 
-@pytest.mark.parametrize("fast_forward", [True, False])
-def test_gaps_between_tokens_add_up_to_the_time_after_the_first_token(fast_forward: bool) -> None:
-    run = simulate(scenario_from(SGLANG), fast_forward=fast_forward)
+@pytest.mark.parametrize("hold", [True, False])
+def test_gaps_between_tokens_add_up_to_the_time_after_the_first_token(hold: bool) -> None:
+    run = simulate(scenario_from(SGLANG), hold=hold)
     times = run.measures
     tokens = sum(request.written - 1 for request in run.requests)
     mean = float((times.e2el - times.ttft).sum()) / tokens

@@ -87,18 +87,18 @@ def two_tokens(**engine: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("fast_forward", [True, False])
-def test_a_request_with_two_tokens_decodes_for_one_step(fast_forward: bool) -> None:
-    run = simulate(scenario_from(two_tokens()), fast_forward=fast_forward)
+@pytest.mark.parametrize("hold", [True, False])
+def test_a_request_with_two_tokens_decodes_for_one_step(hold: bool) -> None:
+    run = simulate(scenario_from(two_tokens()), hold=hold)
     assert {round(request.decoding, 9) for request in run.requests} == {0.01}
     assert not wrong_states(run)
 
 
-@pytest.mark.parametrize("fast_forward", [True, False])
-def test_a_preempted_request_waits_after_its_step_in_flight(fast_forward: bool) -> None:
+@pytest.mark.parametrize("hold", [True, False])
+def test_a_preempted_request_waits_after_its_step_in_flight(hold: bool) -> None:
     tree = two_tokens(num_blocks=40)
     tree["workload"]["lengths"] = {"kind": "uniform", "prompt": [10, 60], "output": [40, 80]}
-    run = simulate(scenario_from(tree), fast_forward=fast_forward)
+    run = simulate(scenario_from(tree), hold=hold)
     assert sum(request.preemptions for request in run.requests) > 20
     assert not wrong_states(run)
 

@@ -11,7 +11,7 @@ from servesim.engine.rules import rules_of
 from servesim.engine.stuck import describe_cause
 from servesim.policies import POLICIES
 from servesim.runs.simulate import simulate
-from servesim.testing import ContractWorld, check_fast_forward
+from servesim.testing import ContractWorld, check_held_plans
 
 
 class Idle(Policy):
@@ -56,4 +56,4 @@ def test_a_livelock_is_found_at_the_same_call() -> None:
     world = ContractWorld(requests, blocks=11, block_size=1, max_model_len=40, rejects=None)
     limits = {"max_num_batched_tokens": 96, "long_prefill_token_threshold": 4}
     policy = POLICIES["vllm-v1"](**limits, enable_chunked_prefill=False, scheduler_reserve_full_isl=False)
-    check_fast_forward(policy, world)
+    check_held_plans(policy, world)

@@ -48,7 +48,7 @@ def rounded(time: Optional[float]) -> float:
 
 
 def serve(
-    requests: list[Request], policy: str = "vllm-v1", prefills: int = 1, decodes: int = 1, fast_forward: bool = True,
+    requests: list[Request], policy: str = "vllm-v1", prefills: int = 1, decodes: int = 1, hold: bool = True,
     transfer: Any = COPY, profile: Any = None, prefill: Any = None, decode: Any = None, check: bool = True,
     settings: Any = None, **cluster: Any,
 ) -> Outcome:  # fmt: skip
@@ -63,9 +63,9 @@ def serve(
         "cluster": {"pools": pools, "transfer": transfer, **cluster},
     })  # fmt: skip
     assert scenario.cluster is not None
-    fleet, _ = build_fleet(scenario, scenario.cluster, requests, [], fast_forward, load_profile(scenario.profile))
+    fleet, _ = build_fleet(scenario, scenario.cluster, requests, [], hold, load_profile(scenario.profile))
     for loop in fleet.loops:
-        loop.check_every_step, loop.server.done = check, []
+        loop.notices.checks, loop.server.done = check, []
     fleet.run()
     assert fleet.transfers is not None
     assert not fleet.transfers.moves and not fleet.transfers.copies
@@ -216,14 +216,14 @@ def random_requests(seed: int, count: int = 60) -> list[Request]:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("seed", range(3))
 def test_random_runs_are_exact_and_lose_nothing(policy: str, seed: int) -> None:
-    """Every request ends, its seconds add up, and the times are those of a run without fast-forward."""
+    """Every request ends, its seconds add up, and the times are those of a run without held plans."""
     transfer = [COPY, {**COPY, "bandwidth": 64, "link": "shared"}, {**COPY, "min_uncached_tokens": 40}][seed]
     engine = {"num_blocks": [40, 120, 20][seed] * (1 if policy != "sglang" else 16)}
     settings = {} if seed == 1 else None  # the defaults: some engines decide a step while the last one runs
     results = []
-    for fast_forward in (True, False):
+    for hold in (True, False):
         outcome = serve(
-            random_requests(seed), policy, 1 + seed % 2, 2, fast_forward, transfer, decode=engine, settings=settings,
+            random_requests(seed), policy, 1 + seed % 2, 2, hold, transfer, decode=engine, settings=settings,
             profile={"base": 0.25, "decode_row": 0.03125, "prefill_token": 2**-9}, decode_router="least-requests",
         )  # fmt: skip
         for request in outcome.requests:

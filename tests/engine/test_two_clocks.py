@@ -31,6 +31,7 @@ from servesim.runs.build import build_scenario_loop
 from servesim.runs.decision_log import DecisionLog
 
 from ..policy_values import policy_fields
+from ..scenarios import run_steps
 
 COST = LinearCost(base=0.5, prefill_token=0.125, decode_live=0.25, swap_block=0.25)  # steps may end at arrival times
 LIVE: dict[str, dict[str, Any]] = {  # what live runs need
@@ -199,10 +200,9 @@ def serve_with_aborts(
             if call == loop.calls and id < len(requests) and requests[id].status in ("waiting", "running", "swapped"):
                 loop.abort(requests[id], loop.now, "gone")
                 server.check()
-        wake_time = loop.step()
-        if wake_time == math.inf:
-            break
-        if wake_time is not None:
-            loop.now = loop.clock.wait(wake_time)
+        run_steps(loop, 1)
         server.check()
+        if loop.next_time == math.inf:
+            loop.require_done()
+            break
     return server.all_requests(), loop, tables

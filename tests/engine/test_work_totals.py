@@ -1,4 +1,4 @@
-"""Sums of the work of all model calls: equal to what an observer counts row by row, with and without fast-forward."""
+"""Sums of the work of all model calls: equal to what an observer counts row by row, with and without held plans."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def counters(run: Run) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-def test_sums_equal_those_of_all_rows_with_and_without_fast_forward(name: str) -> None:
+def test_sums_equal_those_of_all_rows_with_and_without_hold(name: str) -> None:
     rng, compared = random.Random(name), 0
     for seed in range(10):
         try:
             case, trace = scenario(name, rng), Trace(draw_requests(seed, 24), "test", "synth")
             observer = RowByRow()
             observed = simulate(case, trace, (observer,))
-            runs = [observed, simulate(case, trace), simulate(case, trace, fast_forward=False)]
+            runs = [observed, simulate(case, trace), simulate(case, trace, hold=False)]
         except (AssertionError, ValueError):
             continue  # an engine that is too small for the policy
         expected = {kind: {key: sums[key] for key in COUNTERS} for kind, sums in observer.sums.items()}

@@ -351,7 +351,7 @@ def empty_step(policy: Policy) -> float:
     return rules.empty_step if rules.polls else 1.0 if rules.empty_step else 0.0
 
 
-def play(recording: Recording, policy: Optional[Policy] = None, fast_forward: bool = False, **knobs: Any) -> PlayedRun:
+def play(recording: Recording, policy: Optional[Policy] = None, hold: bool = False, **knobs: Any) -> PlayedRun:
     """Run the requests of a recording with its policy or another one; `knobs` override its memory settings."""
     if policy is None:
         policy = ENGINES[recording.meta["engine"]](recording.meta)
@@ -372,7 +372,7 @@ def play(recording: Recording, policy: Optional[Policy] = None, fast_forward: bo
         if server.drafts is not None:
             play_drafts(recording, server.drafts, log)
         inbox = Inbox([request for request in requests if recording.rank.get(request.id, 0) == rank])
-        observers = () if fast_forward else (log,)
+        observers = () if hold else (log,)
         server.rules.empty_step = empty_step(policy)
         loops.append(Loop(server, inbox, clock, observers, check=True))
     loop: Union[Loop, LockStep] = loops[0]
@@ -389,8 +389,8 @@ def play(recording: Recording, policy: Optional[Policy] = None, fast_forward: bo
 
 
 def reproduce(recording: Recording, policy: Optional[Policy] = None) -> PlayedRun:
-    """Run a recording step by step, and with fast-forward, which must give every request the same times."""
-    played, fast = play(recording, policy), play(recording, policy, fast_forward=True)
+    """Run a recording step by step, and with held plans, which must give every request the same times."""
+    played, fast = play(recording, policy), play(recording, policy, hold=True)
     assert (str(fast.stuck), fast.finish_time) == (str(played.stuck), played.finish_time)
     for id, request in played.requests.items():
         other = fast.requests[id]

@@ -24,10 +24,10 @@ from servesim.policies.vllm_ascend import (
     VLLMMindSpore,
 )
 from servesim.runs.simulate import simulate
-from servesim.testing import ContractWorld, check_conservation, check_fast_forward, check_hold
+from servesim.testing import ContractWorld, check_conservation, check_held_plans, check_hold
 from servesim.traces.trace import Trace
 
-from ..scenarios import RunLog, serve
+from ..scenarios import RunLog, run_steps, serve
 from .recordings import ENGINES, compare, load, play
 from .test_engines_ascend import ascend  # noqa: F401  it maps engines to policies
 
@@ -92,7 +92,7 @@ def test_a_prompt_goes_on_when_the_budget_of_the_table_grows() -> None:
     requests = [Request("a", 0, 8, 40), Request("b", 0, 100, 2)]
     batches = [rows for _, rows in run(policy, requests).steps]
     assert batches[:2] == [[("a", 8), ("b", 56)], [("a", 1)]] and [("a", 1), ("b", 31)] in batches
-    check_fast_forward(policy, ContractWorld(requests, blocks=100, max_model_len=200))
+    check_held_plans(policy, ContractWorld(requests, blocks=100, max_model_len=200))
 
 
 def test_a_victim_that_the_step_has_scheduled_ends_the_engine() -> None:
@@ -148,9 +148,9 @@ def test_such_a_request_keeps_no_token_after_its_client_is_gone() -> None:
     low = Request("low", 0, 8, 20, priority=2)
     requests = [Request("ends", 0, 4, 7), low, Request("high", 0.5, 11, 8, priority=1)]
     server = Server(VLLMMindSpore(policy="priority", **NO_CACHE), 11, 4, max_model_len=200)
-    loop = Loop(server, Inbox(requests), SimulatedClock(LinearCost(base=1.0), allow_fast_forward=False))
+    loop = Loop(server, Inbox(requests), SimulatedClock(LinearCost(base=1.0), hold=False))
     while not low.preemptions:
-        loop.step()
+        run_steps(loop, 1)
     assert (low.status, low.cached) == ("waiting", 1)
     loop.abort(low, loop.now, "gone")
     server.check()
@@ -173,9 +173,8 @@ def test_a_head_whose_client_is_gone_ends_the_engine() -> None:
     gone = Request("gone", 0.1, 8, 4)
     requests = [Request("runs", 0, 30, 4), gone, Request("waits", 0.2, 8, 4)]
     server = Server(AscendBatchJobs(reserve_max_blocks=0, **NO_CACHE), 9, 4, max_model_len=200)
-    loop = Loop(server, Inbox(requests), SimulatedClock(LinearCost(base=1.0), allow_fast_forward=False))
-    loop.step()
-    loop.step()
+    loop = Loop(server, Inbox(requests), SimulatedClock(LinearCost(base=1.0), hold=False))
+    run_steps(loop, 2)
     loop.abort(gone, loop.now, "gone")
     with pytest.raises(Stuck, match="whose client is gone"):
         loop.run()

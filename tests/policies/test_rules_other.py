@@ -237,14 +237,12 @@ def test_lightllms_first_chunk_of_one_token_is_a_prefill_if_more_of_the_prompt_i
     assert [log.requests["a"].first_token, log.requests["b"].first_token] == [11.0, 30.0]
 
 
-def test_lightllm_counts_decodes_the_same_with_fast_forward() -> None:
-    policy = LIGHTLLM(max_wait_tokens=10)
-    memory = RouterState(4, 2)
-    for iterations in range(1, 40):
-        tokens = 4
-        for _ in range(iterations):
-            tokens = 1 if tokens >= 10 else tokens + 1
-        assert policy.advance_state(memory, iterations) == RouterState(tokens, 2)
+def test_lightllm_counts_the_decodes_of_a_held_plan() -> None:
+    policy, state, counts = LIGHTLLM(max_wait_tokens=10), RouterState(8, 2), []
+    for _ in range(5):
+        state = policy.held_state(state, 0.0)
+        counts.append(state.decodes)
+    assert counts == [9, 10, 1, 2, 3] and state.paused == 2
 
 
 def test_the_decision_log_lists_a_prompt_of_one_token_as_a_prompt() -> None:

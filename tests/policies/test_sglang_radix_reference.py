@@ -82,7 +82,7 @@ def test_longest_prefix_first_is_first_come_first_served_while_more_than_128_wai
 
 
 def check(version: str, requests: list[Any], limits: dict[str, int], knobs: dict[str, Any], content: Any) -> None:
-    """Compare the policy with the reference, step by step and with fast-forward."""
+    """Compare the policy with the reference, step by step and with held plans."""
     meta = {"engine": "sglang-scheduler", "version": version, "knobs": dict(knobs), "cost": COST}
     recording = Recording(meta, requests, [], limits=limits, content=content)
     jobs = jobs_of(recording)

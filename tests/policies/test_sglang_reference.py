@@ -1,4 +1,4 @@
-"""SGLang on random scenarios: same decisions as a reference implementation, with and without fast-forward."""
+"""SGLang on random scenarios: same decisions as a reference implementation, with and without held plans."""
 
 from __future__ import annotations
 

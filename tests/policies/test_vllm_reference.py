@@ -1,4 +1,4 @@
-"""vLLM policies on random scenarios: same decisions as a reference implementation, with and without fast-forward."""
+"""vLLM policies on random scenarios: same decisions as a reference implementation, with and without held plans."""
 
 from __future__ import annotations
 

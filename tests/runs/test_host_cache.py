@@ -73,11 +73,11 @@ def test_a_copy_takes_its_bytes_by_the_bandwidth_and_the_latency() -> None:
     assert after["outside_profile"] == []
 
 
-def test_fast_forward_gives_the_same_result() -> None:
+def test_hold_gives_the_same_result() -> None:
     host = {"blocks": 80, "bandwidth": "10MB", "latency": 0.001}
     requests = conversations(2).requests
     trace = Trace([Request(r.id, r.arrival / 500, r.prompt, r.output, content=r.content) for r in requests], "", "")
-    fast, single = (simulate(scenario(70, host), trace, fast_forward=fast) for fast in (True, False))
+    fast, single = (simulate(scenario(70, host), trace, hold=fast) for fast in (True, False))
     for a, b in zip(fast.requests, single.requests):
         assert (a.first_token, a.finish, a.cached_tokens) == (b.first_token, b.finish, b.cached_tokens)
     assert fast.cache_metrics == single.cache_metrics and fast.cache_metrics["host_cache_hits"] > 0

@@ -21,11 +21,11 @@ APART = [float(k) for k in range(20)]  # a request takes less than a second
 
 def run_of(
     policy: dict[str, Any], arrivals: Sequence[float], prompt: int = 16, output: int = 10,
-    profile: dict[str, Any] = EQUAL_STEPS, fast_forward: bool = True, **engine: Any,
+    profile: dict[str, Any] = EQUAL_STEPS, hold: bool = True, **engine: Any,
 ) -> Run:  # fmt: skip
     requests = [ClientRequest(k, time, prompt, output) for k, time in enumerate(arrivals)]
     tree = {"policy": policy, "profile": profile, "engine": {"num_blocks": 1000, "block_size": 16, **engine}}
-    return simulate(scenario_from(tree), Trace(requests, "made", "made"), fast_forward=fast_forward)
+    return simulate(scenario_from(tree), Trace(requests, "made", "made"), hold=hold)
 
 
 def limit_named(run: Run, kind: str, setting: str = "") -> Limit:
@@ -145,10 +145,10 @@ def test_ranks_in_lock_step_add_up() -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_the_seconds_have_the_same_bits_without_fast_forward(asynchronous: bool) -> None:
+def test_the_seconds_have_the_same_bits_without_hold(asynchronous: bool) -> None:
     policy = {"name": "vllm-v1", "max_num_seqs": 3, "async_scheduling": asynchronous}
     arrivals = [k / 7 for k in range(40)]
-    runs = [run_of(policy, arrivals, 50, 60, num_blocks=16, fast_forward=fast) for fast in (True, False)]
+    runs = [run_of(policy, arrivals, 50, 60, num_blocks=16, hold=fast) for fast in (True, False)]
     first, second = (run.limit_metrics for run in runs)
     assert first == second
     assert first["waiting_slots"] > 0 and first["waiting_blocks"] > 0

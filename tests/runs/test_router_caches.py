@@ -76,9 +76,7 @@ def test_a_router_hears_of_whole_cached_blocks() -> None:
     HEARD.clear()
     copies, profile = copy_requests(requests), load_profile(scenario.profile)
     fleet, clocks = build_fleet(scenario, scenario.cluster, copies, (), True, profile)
-    fleet.router, fleet._is_static = Asks(), False
-    for replica in fleet.replicas:
-        replica.loop.inbox.ended = fleet._ended
+    fleet.router, fleet.is_coupled = Asks(), True
     run_loop(fleet, clocks, scenario, profile, copies)
     assert HEARD == [(0, [0, 0]), (1, [96, 0]), (2, [96, 96])]
 

@@ -48,9 +48,9 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(folder: Pa
         assert (folder / "a" / file).read_bytes() != (folder / "c" / file).read_bytes()
 
 
-def test_fast_forward_changes_no_byte_of_the_results(folder: Path) -> None:
+def test_hold_changes_no_byte_of_the_results(folder: Path) -> None:
     assert main(["run", "scenario.yaml", "-o", "forwarded"]) == 0
-    assert main(["run", "scenario.yaml", "-o", "single", "--no-fast-forward"]) == 0
+    assert main(["run", "scenario.yaml", "-o", "single"]) == 0
     assert main(["run", "scenario.yaml", "-o", "logged", "--decisions", "log.jsonl"]) == 0
     requests = (folder / "forwarded" / "requests.csv").read_bytes()
     assert (

@@ -13,7 +13,14 @@ import pytest
 from servesim.config.scenario import scenario_from
 from servesim.core import ClientRequest, Request
 from servesim.costs.device_profile import load_profile
-from servesim.engine.inbox import FORGET, PART, Inbox
+from servesim.costs.linear import LinearCost
+from servesim.engine.clients import PART
+from servesim.engine.inbox import Inbox
+from servesim.engine.loop import Loop
+from servesim.engine.server import Server
+from servesim.engine.simulated import SimulatedClock
+from servesim.engine.step import Step
+from servesim.policies.vllm_v1 import VLLMV1
 from servesim.runs.build import build_simulation, copy_requests
 from servesim.runs.fleet import build_fleet
 from servesim.runs.replicas import request_table
@@ -140,22 +147,28 @@ def test_requests_are_read_by_index_slice_and_from_the_end() -> None:
         requests[40]
 
 
-def test_an_iterator_is_read_in_parts() -> None:
-    """The inbox reads a part when it knows no next arrival, and forgets what it has passed on."""
-    created = []
+def test_requests_are_created_when_they_are_sent() -> None:
+    """A stream of requests is read one by one, at their times."""
+    created: list[int] = []
+    most = 0
 
     def numbered() -> Any:
-        for number in range(3 * PART):
+        for number in range(100):
             created.append(number)
             yield Request(number, float(number), 1, 1)
 
-    inbox = Inbox(numbered())
-    assert len(created) == PART and inbox.next_arrival == 0.0
-    assert [request.id for request in inbox.pop_visible(PART - 1.5, 0, True)] == list(range(PART - 1))
-    assert len(created) == PART
-    assert [request.id for request in inbox.pop_visible(float(PART), 0, True)] == [PART - 1, PART]
-    assert len(created) == 2 * PART and inbox.unseen == PART - 1 <= len(inbox._coming) < PART - 1 + FORGET
-    assert len(inbox.pop_visible(1e9, 0, True)) == 2 * PART - 1 and inbox.next_arrival == float("inf")
+    class Watch:
+        def on_step_start(self, server: Server, step: Step, arrived: list[Request]) -> None:
+            nonlocal most
+            most = max(most, len(created) - len(server.done or ()))
+
+        def on_step_end(self, server: Server, step: Step, now: float, finished: list[Request]) -> None:
+            pass
+
+    server = Server(VLLMV1(), 100, 16)
+    server.done = []
+    Loop(server, Inbox(numbered()), SimulatedClock(LinearCost(base=0.5)), (Watch(),)).run()
+    assert len(server.done) == 100 and most <= 3
 
 
 @pytest.mark.parametrize(
@@ -172,7 +185,7 @@ def test_some_runs_create_all_requests_at_the_start(keys: dict[str, Any]) -> Non
     assert isinstance(requests, RunRequests) and requests[3].finish is not None
 
 
-def test_a_trace_that_is_not_sorted_is_sorted_by_the_inbox() -> None:
+def test_a_trace_that_is_not_sorted_is_sorted() -> None:
     trace = Trace([ClientRequest(k, float(9 - k), 8, 2) for k in range(9)], "list", "synth")
     run = simulate(scenario_from(tree(1)), trace)
     assert [request.id for request in run.requests] == list(range(9))

@@ -290,7 +290,7 @@ def test_every_request_gets_its_tokens_and_frees_its_blocks(
     if "wasted_tokens" in run.result():
         assert run.result()["wasted_tokens"] >= counts.drafted - counts.accepted
     log = io.StringIO()
-    again = simulate(scenario_from(tree), Trace(requests, "test", "synth"), [DecisionLog(log)], fast_forward=False)
+    again = simulate(scenario_from(tree), Trace(requests, "test", "synth"), [DecisionLog(log)], hold=False)
     assert again.result() == run.result()
 
 

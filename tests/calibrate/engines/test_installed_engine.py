@@ -104,7 +104,7 @@ def test_the_engine_in_the_loop_gives_the_same_requests_as_the_policy(
     folder: Path, capsys: Capture, is_async: str
 ) -> None:
     setting = ("--set", f"policy.async_scheduling={is_async}")
-    ours = run_sim(capsys, "run", "own.yaml", "-o", "ours", "--json", "--no-fast-forward", *setting)
+    ours = run_sim(capsys, "run", "own.yaml", "-o", "ours", "--json", *setting)
     theirs = run_sim(capsys, "run", "engine.yaml", "-o", "theirs", "--json", *setting)
     assert (ours.code, theirs.code) == (0, 0), theirs.error
     assert rows(folder, "ours") == rows(folder, "theirs")

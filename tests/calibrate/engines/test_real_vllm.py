@@ -47,7 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_real_scheduler_in_the_loop_gives_the_same_requests(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_sim(capsys, "run", "own.yaml", "-o", "ours", "--no-fast-forward").code == 0
+    assert run_sim(capsys, "run", "own.yaml", "-o", "ours").code == 0
     theirs = run_sim(capsys, "run", "engine.yaml", "-o", "theirs")
     assert theirs.code == 0, theirs.error
     assert rows(folder, "ours") == rows(folder, "theirs")

@@ -49,7 +49,7 @@ def run_of(cost: StepCost, workload: dict[str, Any], every_step: bool = False, p
         "policy": {"name": "vllm-v1", "async_scheduling": False},
         "engine": {"num_blocks": 20000},
     }
-    return simulate(scenario_from(tree), fast_forward=not every_step, profile=profile or Profile("known", cost))
+    return simulate(scenario_from(tree), hold=not every_step, profile=profile or Profile("known", cost))
 
 
 def steps_of(cost: StepCost, workload: dict[str, Any]) -> list[Shape]:

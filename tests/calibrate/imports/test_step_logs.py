@@ -171,7 +171,7 @@ def test_the_first_step_of_a_bucket_takes_longer(tmp_path: Path) -> None:
     assert cost.seconds(Shape(1, 62, 62, 3844, 0, 3, 3, 90)) > 0.5
 
 
-def test_every_run_pays_for_new_shapes_and_fast_forward_does_not_change_it() -> None:
+def test_every_run_pays_for_new_shapes_and_hold_does_not_change_it() -> None:
     tree = {
         "workload": {
             "requests": 60,
@@ -182,7 +182,7 @@ def test_every_run_pays_for_new_shapes_and_fast_forward_does_not_change_it() -> 
     }
     profile = Profile("x", COST, {"first_use": {"tokens": 64, "seconds": 0.4}})
     plain = simulate(scenario_from(tree), profile=Profile("x", COST))
-    runs = [simulate(scenario_from(tree), profile=profile, fast_forward=flag) for flag in (True, True, False)]
+    runs = [simulate(scenario_from(tree), profile=profile, hold=flag) for flag in (True, True, False)]
     ends = [[r.finish for r in run.requests] for run in runs]
     assert ends[0] == ends[1] == ends[2]
     assert runs[0].measures.ttft.mean() > plain.measures.ttft.mean() + 0.1
@@ -202,7 +202,7 @@ def foreign_log(folder: Path, first_use: float) -> Path:
     }
     profile = Profile("x", COST, {"first_use": {"tokens": 64, "seconds": first_use}})
     log = InMemorySteps()
-    simulate(scenario_from(tree), profile=profile, observers=(log,), fast_forward=False)
+    simulate(scenario_from(tree), profile=profile, observers=(log,), hold=False)
     return write_jsonl(folder / "steps.jsonl", log.rows)
 
 

@@ -108,7 +108,9 @@ def test_one_parameter_can_scale_several_terms() -> None:
 
 
 def test_the_front_end_tokenises_prompts_one_by_one() -> None:
-    inbox = Inbox([Request(k, 1.0, 1000, 1) for k in range(2)], seconds=0.5, per_request=0.25, per_token=1e-3)
+    inbox = Inbox(seconds=0.5, per_request=0.25, per_token=1e-3)
+    for number in range(2):
+        inbox.send(Request(number, 1.0, 1000, 1))
     assert inbox.next_arrival == 2.75
     assert not inbox.pop_visible(2.7, 0, idle=True)
     assert [request.id for request in inbox.pop_visible(2.75, 0, idle=True)] == [0]

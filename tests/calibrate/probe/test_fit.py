@@ -159,8 +159,8 @@ def test_noisy_runs_vary_with_the_seed_and_repeat_with_it() -> None:
                 "lengths": {"kind": "fixed", "prompt": 20, "output": 20}}  # fmt: skip
     base = {"workload": workload, "policy": {"decode_batch": 4}, "noise": True}
     spans = [
-        simulate(scenario_from({**base, "seed": seed}), profile=profile, fast_forward=fast_forward).measures.makespan
-        for seed, fast_forward in ((1, True), (1, False), (2, True))
+        simulate(scenario_from({**base, "seed": seed}), profile=profile, hold=hold).measures.makespan
+        for seed, hold in ((1, True), (1, False), (2, True))
     ]
     noiseless = simulate(scenario_from({**base, "seed": 1, "noise": False}), profile=profile).measures.makespan
     assert spans[0] == spans[1]

@@ -61,7 +61,7 @@ def run_live(
     clock = VirtualClock(LinearCost(base=0.01, prefill_token=1e-4))
     history = KeptTokens(Prompts("0", vocab).token_ids)
     live = LiveDriver(fields, {**ENGINE, "chances": chances}, requests, backend, history, clock)
-    live.loop.check_every_step = True
+    live.loop.notices.checks = True
     live.run()
     assert live.tables.free_count == ENGINE["num_blocks"]
     return live, history.kept

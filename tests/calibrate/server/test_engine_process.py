@@ -153,10 +153,7 @@ def test_a_long_running_server_releases_calls_requests_and_token_gaps(monkeypatc
             engine._handle({"submit": [id, [1] * 3, 6, 0]})
         largest = [0, 0, 0]
         while engine.open:  # as EngineLoop.run, without its thread
-            engine.loop.step()
-            engine._send_results()
-            if len(engine.calls) >= CALLS_KEPT:
-                engine._trim_history()
+            engine.do_next()
             server = engine.loop.server
             sizes = (len(engine.calls), len(server.done), len(server.token_gaps.seconds))
             largest = [max(pair) for pair in zip(largest, sizes)]
