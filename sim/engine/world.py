@@ -21,6 +21,7 @@ from simpy.events import EventPriority
 from .clients import Clients
 
 # The order of events at equal times.
+NEXT = EventPriority(0)
 USUAL = EventPriority(1)
 LATER = 2  # and behind this number the serial of a request: those that follow others come after the others
 LAST = 1 << 40  # after all requests
@@ -119,7 +120,7 @@ def send_all(world: World, clients: Clients, send: Callable[[Request], object]) 
     """Send each request at its time, whatever the servers do."""
     arrival, time = simpy.Event(world), -math.inf
     for request in clients.coming:
-        if request.sent > time:  # nothing happens between requests of one time
-            time = request.sent
-            yield world._again(arrival, time)
+        order = NEXT if request.sent == time else USUAL  # nothing happens between requests of one time
+        time = request.sent
+        yield world._again(arrival, time, order)
         send(request)
