@@ -160,7 +160,7 @@ class Fleet(Servers):
 
     def run_until(self, until: float) -> None:
         """Run replicas that do not influence each other up to a time."""
-        if not self._learns:  # nobody looks at them before the end
+        if not self._learns:  # nothing looks at them before the end
             if until == math.inf:
                 self._run_all(until)
             return

@@ -37,7 +37,7 @@ class Notices:
 
     @property
     def is_needed(self) -> bool:
-        """Whether somebody waits for the end of a step."""
+        """Whether an observer or a client waits for the end of a step."""
         return bool(self.observers or self.checks or self._inbox.end_lag or self._inbox.clients.followers)
 
     def start(self, step: Step, arrived: list[Request], now: float) -> None:
